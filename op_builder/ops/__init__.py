@@ -1,0 +1,1 @@
+"""One literal spec per op: the only place an op is described."""
