@@ -1,0 +1,85 @@
+# Two commands matter to a newcomer: `make demo` and `make test`. Both do all their own set-up in .venv.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV ?= .venv
+# Any torch >= 2.4 will do; the pin only makes two runs equal. `make TORCH=torch demo` takes the newest.
+TORCH ?= torch==2.13.0
+PIP_FLAGS ?= -q
+PYTEST_FLAGS ?= -q
+PY := $(VENV)/bin/python
+# What `make test` needs besides Python: command and the Debian package that has it. The last one is a comfort: it
+# cross-compiles the NEON level that qemu then runs.
+TOOLS := g++:g++ git:git shellcheck:shellcheck qemu-x86_64:qemu-user aarch64-linux-gnu-g++:g++-aarch64-linux-gnu
+
+.PHONY: help env demo test lint bench docs op gen tools clean
+
+help: ## this list
+	@echo "make TARGET [PYTHON=python3.12] [TORCH=torch==2.13.0] [VENV=.venv]"
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  \1\t\2/' | expand -t 10
+
+env: $(VENV)/.env ## .venv with torch and this checkout, editable
+demo: $(VENV)/.demo ## install, report, train a real classifier, write demo.png
+	$(PY) -m deepspeed_ops.demo
+
+test: $(VENV)/.test tools ## every test that this machine can run
+	$(PY) -m pytest $(PYTEST_FLAGS) tests
+
+lint: $(VENV)/.test ## ruff, mypy --strict, shellcheck, generated files, the rules of the house
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy op_builder src
+	$(VENV)/bin/shellcheck .ci/run $$(git ls-files '*.sh' 2>/dev/null)
+	$(PY) ci/gen.py --check
+	$(PY) -m pytest -q tests/unit/test_house.py
+
+bench: $(VENV)/.test ## the benchmarks; JSON goes to benchmarks/results/
+	$(PY) -m benchmarks
+
+docs: $(VENV)/.docs gen ## the site, in site/
+	$(VENV)/bin/mkdocs build --strict -q
+
+gen: $(VENV)/.env ## write what is generated from ci/matrix.toml and the specs
+	$(PY) ci/gen.py
+
+op: $(VENV)/.env ## the skeleton of a new op, with a failing test: make op NAME=x
+	$(PY) ci/new_op.py "$(NAME)"
+
+clean: ## remove what make made, except .venv
+	rm -rf build dist site demo.png parts src/*.egg-info .mypy_cache .ruff_cache .pytest_cache
+
+# ---- set-up: each stamp is one pip call, made again when what it reads changes ----------------------------------
+
+$(VENV)/.python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "$(PYTHON) is $$($(PYTHON) -V 2>&1); Python 3.10 or newer is needed: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+$(VENV)/.env: $(VENV)/.python pyproject.toml setup.py version.txt ci/build_backend.py
+	$(PY) -c 'import torch' 2>/dev/null || $(PY) -m pip install $(PIP_FLAGS) "$(TORCH)"
+	$(PY) -m pip install $(PIP_FLAGS) -e .
+	touch $@
+
+$(VENV)/.demo: $(VENV)/.env
+	$(PY) -m pip install $(PIP_FLAGS) -e ".[demo]"
+	touch $@
+
+$(VENV)/.test: $(VENV)/.env
+	$(PY) -m pip install $(PIP_FLAGS) -e ".[demo,test,lint]"
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.env
+	$(PY) -m pip install $(PIP_FLAGS) -e ".[docs]"
+	touch $@
+
+tools:
+	@missing=""; for pair in $(TOOLS); do command -v "$${pair%%:*}" >/dev/null || missing="$$missing $${pair##*:}"; done; \
+	if [ -z "$$missing" ]; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "installing$$missing"; \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; \
+	else echo "tests that need$$missing are skipped; to run them: sudo apt-get install$$missing" >&2; fi

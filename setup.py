@@ -1,0 +1,118 @@
+"""Thin by design: what the parts are and how they are built is op_builder's work, what wheels are called is
+``deepspeed_ops.wheel``'s. Everything static stands in ``pyproject.toml``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from setuptools import find_packages, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build import build
+from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
+from setuptools.command.sdist import sdist
+
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "src"))
+
+from deepspeed_ops import version, wheel  # noqa: E402
+
+VERSION = version.of_tree(ROOT)
+DATA_ONLY = ("deepspeed_ops.csrc", "deepspeed_ops.ci")
+
+
+class Build(build):
+    """Also runs ``build_ext``, although no setuptools extension exists."""
+
+    sub_commands = [("build_py", None), ("build_ext", None)]
+
+
+class BuildPy(build_py):
+    """Copies fresh: what an earlier build left in ``build_lib`` must not get into this wheel."""
+
+    def find_package_modules(self, package, package_dir):
+        return [] if package in DATA_ONLY else super().find_package_modules(package, package_dir)
+
+    def run(self):
+        if not self.editable_mode:
+            wheel.clean_build_lib(Path(self.build_lib))
+        super().run()
+        if not self.editable_mode:
+            wheel.write_version(Path(self.build_lib), VERSION)
+
+
+class BuildExt(build_ext):
+    """Builds the ops that the environment asks for (``DS_BUILD_OPS``, ``DS_BUILD_<OP>``); ``-j N`` is honoured."""
+
+    def run(self):
+        here = ROOT if self.inplace else Path(self.build_lib) / "deepspeed_ops"
+        wheel.build_parts(here / "parts", jobs=int(self.parallel) if self.parallel else None)
+        if not self.inplace:
+            wheel.write_git_version_info(Path(self.build_lib), VERSION)
+
+    def get_outputs(self):
+        return []
+
+    def get_output_mapping(self):
+        return {}
+
+
+class BdistWheel(bdist_wheel):
+    """``py3-none-any`` without parts, ``py3-none-<platform>`` with parts; the platform is read from the parts."""
+
+    def parts(self):
+        return Path(self.get_finalized_command("build").build_lib) / "deepspeed_ops" / "parts"
+
+    def run(self):
+        if not self.skip_build:
+            self.run_command("build")
+        self.root_is_pure = not wheel.manifests(self.parts())
+        super().run()
+
+    def get_tag(self):
+        tag = "any" if self.root_is_pure else wheel.platform_tag(self.parts())
+        if self.plat_name_supplied and self.plat_name.replace("-", "_").replace(".", "_") != tag:
+            sys.exit(f"--plat-name {self.plat_name}: the parts of this wheel prove {tag!r}, and nothing else is asserted")
+        return "py3", "none", tag
+
+
+class Sdist(sdist):
+    """Carries the version it was made with: an unpacked sdist has no git to ask."""
+
+    def make_release_tree(self, base_dir, files):
+        super().make_release_tree(base_dir, files)
+        wheel.write_version(Path(base_dir) / "src", VERSION)
+
+
+if __name__ == "__main__":
+    version.save_build_string(ROOT)
+    setup(
+        version=VERSION.version,
+        packages=[
+            *find_packages("src"),
+            "deepspeed_ops.op_builder",
+            "deepspeed_ops.op_builder.ops",
+            *DATA_ONLY,
+        ],
+        package_dir={
+            "": "src",
+            "deepspeed_ops.op_builder": "op_builder",
+            "deepspeed_ops.csrc": "csrc",
+            "deepspeed_ops.ci": "ci",
+        },
+        package_data={
+            "deepspeed": ["py.typed"],
+            "deepspeed_ops": ["py.typed"],
+            "deepspeed_ops.csrc": ["**/*.cpp", "**/*.cu", "**/*.cuh", "**/*.h"],
+            "deepspeed_ops.ci": ["matrix.toml"],
+        },
+        include_package_data=False,
+        cmdclass={
+            "build": Build,
+            "build_py": BuildPy,
+            "build_ext": BuildExt,
+            "bdist_wheel": BdistWheel,
+            "sdist": Sdist,
+        },
+    )

@@ -1,0 +1,187 @@
+"""What a build of this distribution asks for, carries and is called. ``setup.py`` and the build backend call it.
+
+A wheel without parts is ``py3-none-any``; one with parts is ``py3-none-<platform>``, where ``manylinux_X_Y`` is read
+from the finished libraries (:func:`platform_tag`) and never asserted. So the two cannot be confused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+import sysconfig
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deepspeed_ops.op_builder.errors import UsageError
+from deepspeed_ops.op_builder.settings import Settings
+from deepspeed_ops.op_builder.spec import all_specs
+from deepspeed_ops.version import RECORD, Version
+
+if TYPE_CHECKING:
+    from deepspeed_ops.op_builder.manifest import Manifest
+
+BUILD_REPORT = "build-report.json"
+
+# PEP 600: what every glibc distribution of that age has. libtvm_ffi comes with the package we depend on and is loaded
+# before any op, as auditwheel's --exclude would have it.
+_SYSTEM_LIBRARIES = re.compile(
+    r"(libc|libm|libdl|librt|libpthread|libutil|libgcc_s|libstdc\+\+|libnsl|libresolv|libtvm_ffi|ld-linux[-\w]*)\.so(\.\d+)*"
+)
+# The oldest glibc that distributions paired with a libstdc++ holding these symbol versions (PEP 600 and the policies
+# of auditwheel): (highest symbol version allowed, glibc).
+_GLIBCXX_NEEDS = (
+    ((3, 4, 13), (2, 12)),
+    ((3, 4, 19), (2, 17)),
+    ((3, 4, 22), (2, 24)),
+    ((3, 4, 24), (2, 28)),
+    ((3, 4, 28), (2, 31)),
+    ((3, 4, 29), (2, 34)),
+    ((3, 4, 30), (2, 35)),
+    ((3, 4, 33), (2, 39)),
+)
+
+
+def asked(settings: Settings) -> bool:
+    """Whether the environment asks for any op to be built ahead of time."""
+    return bool(settings.build_ops) or any(settings.build_op.values())
+
+
+def build_requires(env: Mapping[str, str] | None = None) -> list[str]:
+    """Requirements of PyPI that the build asked for by ``env`` needs: NVRTC releases, where no compiler here has them."""
+    settings = Settings.read(env)
+    if not asked(settings):
+        return []
+    from deepspeed_ops.op_builder import aot
+
+    return list(aot.build_requires(settings))
+
+
+def build_parts(parts: Path, jobs: int | None = None, env: Mapping[str, str] | None = None) -> None:
+    """Build what ``env`` asks for into ``parts`` and drop whatever an earlier build left there.
+
+    Args:
+        parts: the folder of parts of this wheel or checkout.
+        jobs: parallel compilers (``-j``); None: ``MAX_JOBS``, else as many as cores and memory allow.
+        env: the environment.
+
+    Raises:
+        SettingError: an unknown ``DS_BUILD_*``.
+        OpBuildError: an op asked for by name cannot be built.
+    """
+    env = dict(os.environ if env is None else env)
+    if jobs:
+        env["MAX_JOBS"] = str(jobs)
+    settings = Settings.read(env)
+    if parts.exists():
+        shutil.rmtree(parts)
+    if not asked(settings):
+        return
+    from deepspeed_ops.op_builder import aot
+
+    report = aot.build_ahead(parts, settings, say=_say)
+    parts.mkdir(parents=True, exist_ok=True)
+    (parts / BUILD_REPORT).write_text(json.dumps(report.as_dict(), indent=2) + "\n", encoding="utf-8")
+    _say("\n".join(report.lines()))
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def manifests(parts: Path) -> list[Manifest]:
+    """The manifests of every part below ``parts``; empty where the folder is absent."""
+    if not parts.is_dir():
+        return []
+    from deepspeed_ops.op_builder.manifest import read_manifest
+
+    return [read_manifest(path) for path in sorted(parts.glob("*/*/*.json"))]
+
+
+def platform_tag(parts: Path) -> str:
+    """The platform tag that the parts below ``parts`` prove.
+
+    Linux: ``manylinux_X_Y_<machine>`` with the highest glibc floor found in the libraries, if they need nothing but
+    what PEP 600 grants; else ``linux_<machine>``, which no index accepts and pip installs.
+
+    Raises:
+        UsageError: the parts are for more than one platform.
+    """
+    host = [(parts / m.op, m) for m in manifests(parts) if m.kind == "host"]
+    platforms = sorted({m.platform for _, m in host})
+    if len(platforms) > 1:
+        raise UsageError(
+            f"parts of {len(platforms)} platforms in one wheel: {', '.join(platforms)}",
+            "a wheel has one platform tag",
+            f"delete {parts} and build for one platform",
+        )
+    if not platforms or not platforms[0].startswith("linux-"):
+        return re.sub(r"[-.]", "_", sysconfig.get_platform())
+    machine = platforms[0].split("-", 1)[1].replace("-", "_")
+    foreign = sorted({lib for _, m in host for lib in m.needed if not _SYSTEM_LIBRARIES.fullmatch(lib)})
+    floors = [f for folder, m in host for f in _floors(folder, m)]
+    if foreign or None in floors or not floors:
+        return f"linux_{machine}"
+    major, minor = max(f for f in floors if f)
+    return f"manylinux_{major}_{minor}_{machine}"
+
+
+def _floors(folder: Path, manifest: Manifest) -> Iterable[tuple[int, int] | None]:
+    """What the library asks of glibc directly, and through its libstdc++."""
+    yield manifest.glibc
+    for path in folder.glob(f"*/{manifest.filename}"):
+        yield glibcxx_floor(path.read_bytes())
+
+
+def glibcxx_floor(library: bytes) -> tuple[int, int] | None:
+    """The glibc release whose distributions have the libstdc++ that ``library`` needs.
+
+    Args:
+        library: bytes of an ELF file; the symbol versions it needs stand in it as plain strings.
+
+    Returns:
+        (major, minor), (2, 5) where no libstdc++ symbol is versioned, None where it is newer than every row we know.
+    """
+    found = [tuple(map(int, m.split(b"."))) for m in re.findall(rb"\0GLIBCXX_(\d+(?:\.\d+)+)(?=\0)", library)]
+    if not found:
+        return 2, 5
+    return next((glibc for symbol, glibc in _GLIBCXX_NEEDS if symbol >= max(found)), None)
+
+
+def clean_build_lib(build_lib: Path) -> None:
+    """Remove what an earlier build left of our packages, except parts: those are :func:`build_parts`' business."""
+    shutil.rmtree(build_lib / "deepspeed", ignore_errors=True)
+    ops = build_lib / "deepspeed_ops"
+    for path in ops.iterdir() if ops.is_dir() else ():
+        if path.is_dir() and path.name != "parts":
+            shutil.rmtree(path)
+        elif path.is_file():
+            path.unlink()
+
+
+def write_version(packages: Path, version: Version) -> None:
+    """Write the record that :func:`deepspeed_ops.version.current` reads where there is no checkout."""
+    target = packages / "deepspeed_ops" / RECORD
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(version.to_json(), encoding="utf-8")
+
+
+def write_git_version_info(build_lib: Path, version: Version) -> None:
+    """Write DeepSpeed's ``deepspeed/git_version_info_installed.py``, with its keys, into the build (never the source)."""
+    built = manifests(build_lib / "deepspeed_ops" / "parts")
+    text = git_version_info_text(version, built)
+    target = build_lib / "deepspeed" / "git_version_info_installed.py"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(text, encoding="utf-8")
+
+
+def git_version_info_text(version: Version, built: Iterable[Manifest]) -> str:
+    """The text of ``git_version_info_installed.py``: literals under DeepSpeed's names."""
+    from deepspeed_ops.git_version_info import facts
+
+    lines = [f"{key} = {value!r}" for key, value in facts(version, list(built), tuple(all_specs())).items()]
+    return "\n".join(['"""Written by setup.py when this wheel was built."""', "", *lines, ""])
