@@ -286,7 +286,8 @@ def nearest(entry: str, known: Matrix | None = None) -> str:
         if guess in valid:
             return guess
         tables, number = known if known is not None else load(), int(major) * 10 + int(minor)
-        return dotted(min(tables.archs, key=lambda c: abs(c[0] * 10 + c[1] - number)))
+        closest: Capability = min(tables.archs, key=lambda c: abs(c[0] * 10 + c[1] - number))
+        return dotted(closest)
     folded = {v.casefold(): v for v in valid}
     close = difflib.get_close_matches(entry.casefold(), folded, 1, cutoff=0.0)
     return folded[close[0]] if close else valid[0]
