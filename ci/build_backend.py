@@ -1,7 +1,7 @@
 """The build backend: setuptools' own, plus the compilers of PyPI that a build asked for by environment needs.
 
-``TORCH_CUDA_ARCH_LIST="6.1;7.5;8.6" DS_BUILD_OPS=1 pip install .`` builds in an environment that pip makes afresh and
-that has no torch, hence no NVRTC. What such a build needs depends on the environment, so it cannot stand in
+``DS_BUILD_OPS=1 TORCH_CUDA_ARCH_LIST=... pip install .`` builds in an environment that pip makes afresh and that has no
+torch, hence no NVRTC. What such a build needs depends on the environment, so it cannot stand in
 ``pyproject.toml``; PEP 517's ``get_requires_for_build_*`` hooks exist for this.
 """
 

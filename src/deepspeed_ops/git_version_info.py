@@ -44,10 +44,10 @@ def facts(version: Version, built: Sequence[Manifest], ops: Sequence[str]) -> di
 
 
 def _current() -> dict[str, Any]:
+    from deepspeed_ops.op_builder import HOME
     from deepspeed_ops.op_builder.spec import all_specs
     from deepspeed_ops.version import current
     from deepspeed_ops.wheel import manifests
-    from deepspeed_ops.paths import HOME
 
     return facts(current(), manifests(HOME / "parts"), tuple(all_specs()))
 
