@@ -16,7 +16,7 @@ from setuptools.command.sdist import sdist
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "src"))
 
-from deepspeed_ops import version, wheel  # noqa: E402
+from deepspeed_ops import version, wheel
 
 VERSION = version.of_tree(ROOT)
 DATA_ONLY = ("deepspeed_ops.csrc", "deepspeed_ops.ci")
@@ -25,7 +25,7 @@ DATA_ONLY = ("deepspeed_ops.csrc", "deepspeed_ops.ci")
 class Build(build):
     """Also runs ``build_ext``, although no setuptools extension exists."""
 
-    sub_commands = [("build_py", None), ("build_ext", None)]
+    sub_commands = (("build_py", None), ("build_ext", None))
 
 
 class BuildPy(build_py):
@@ -73,7 +73,9 @@ class BdistWheel(bdist_wheel):
     def get_tag(self):
         tag = "any" if self.root_is_pure else wheel.platform_tag(self.parts())
         if self.plat_name_supplied and self.plat_name.replace("-", "_").replace(".", "_") != tag:
-            sys.exit(f"--plat-name {self.plat_name}: the parts of this wheel prove {tag!r}, and nothing else is asserted")
+            sys.exit(
+                f"--plat-name {self.plat_name}: the parts of this wheel prove {tag!r}, and nothing else is asserted"
+            )
         return "py3", "none", tag
 
 

@@ -9,6 +9,14 @@ if TYPE_CHECKING:
     from deepspeed_ops.op_builder.manifest import Manifest
     from deepspeed_ops.version import Version
 
+version: str
+git_hash: str
+git_branch: str
+installed_ops: dict[str, bool]
+compatible_ops: dict[str, bool]
+accelerator_name: str
+torch_info: dict[str, Any]
+
 __all__ = ["version", "git_hash", "git_branch", "installed_ops", "compatible_ops", "accelerator_name", "torch_info"]
 
 

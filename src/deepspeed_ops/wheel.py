@@ -22,7 +22,7 @@ from deepspeed_ops.op_builder.spec import all_specs
 from deepspeed_ops.version import RECORD, Version
 
 if TYPE_CHECKING:
-    from deepspeed_ops.op_builder.manifest import Manifest
+    from deepspeed_ops.op_builder.manifest import ElfFacts, Manifest
 
 BUILD_REPORT = "build-report.json"
 
@@ -31,18 +31,30 @@ BUILD_REPORT = "build-report.json"
 _SYSTEM_LIBRARIES = re.compile(
     r"(libc|libm|libdl|librt|libpthread|libutil|libgcc_s|libstdc\+\+|libnsl|libresolv|libtvm_ffi|ld-linux[-\w]*)\.so(\.\d+)*"
 )
-# The oldest glibc that distributions paired with a libstdc++ holding these symbol versions (PEP 600 and the policies
-# of auditwheel): (highest symbol version allowed, glibc).
-_GLIBCXX_NEEDS = (
-    ((3, 4, 13), (2, 12)),
-    ((3, 4, 19), (2, 17)),
-    ((3, 4, 22), (2, 24)),
-    ((3, 4, 24), (2, 28)),
-    ((3, 4, 28), (2, 31)),
-    ((3, 4, 29), (2, 34)),
-    ((3, 4, 30), (2, 35)),
-    ((3, 4, 33), (2, 39)),
-)
+# The oldest glibc whose distributions have a libstdc++ and a libgcc with these symbol versions (PEP 600 and the policy
+# table of auditwheel): family -> ((highest version, glibc), ...).
+_RUNTIME_NEEDS: Mapping[str, tuple[tuple[tuple[int, ...], tuple[int, int]], ...]] = {
+    "GLIBCXX_": (
+        ((3, 4, 13), (2, 12)),
+        ((3, 4, 19), (2, 17)),
+        ((3, 4, 22), (2, 24)),
+        ((3, 4, 24), (2, 28)),
+        ((3, 4, 28), (2, 31)),
+        ((3, 4, 29), (2, 34)),
+        ((3, 4, 30), (2, 35)),
+        ((3, 4, 33), (2, 39)),
+    ),
+    "CXXABI_": (
+        ((1, 3, 3), (2, 12)),
+        ((1, 3, 7), (2, 17)),
+        ((1, 3, 10), (2, 24)),
+        ((1, 3, 11), (2, 28)),
+        ((1, 3, 12), (2, 31)),
+        ((1, 3, 13), (2, 34)),
+        ((1, 3, 15), (2, 39)),
+    ),
+    "GCC_": (((4, 8, 0), (2, 17)), ((7, 0, 0), (2, 28)), ((12, 0, 0), (2, 35)), ((14, 0, 0), (2, 39))),
+}
 
 
 def asked(settings: Settings) -> bool:
@@ -51,7 +63,7 @@ def asked(settings: Settings) -> bool:
 
 
 def build_requires(env: Mapping[str, str] | None = None) -> list[str]:
-    """Requirements of PyPI that the build asked for by ``env`` needs: NVRTC releases, where no compiler here has them."""
+    """Requirements that the build asked for by ``env`` adds: NVRTC releases, where no compiler here has them."""
     settings = Settings.read(env)
     if not asked(settings):
         return []
@@ -95,23 +107,29 @@ def _say(line: str) -> None:
 
 def manifests(parts: Path) -> list[Manifest]:
     """The manifests of every part below ``parts``; empty where the folder is absent."""
+    return [manifest for _, manifest in _located(parts)]
+
+
+def _located(parts: Path) -> list[tuple[Path, Manifest]]:
+    """(file, manifest) of every part below ``parts``."""
     if not parts.is_dir():
         return []
     from deepspeed_ops.op_builder.manifest import read_manifest
 
-    return [read_manifest(path) for path in sorted(parts.glob("*/*/*.json"))]
+    found = [(path.parent, read_manifest(path)) for path in sorted(parts.glob("*/*/*.json"))]
+    return [(folder / manifest.filename, manifest) for folder, manifest in found]
 
 
 def platform_tag(parts: Path) -> str:
     """The platform tag that the parts below ``parts`` prove.
 
-    Linux: ``manylinux_X_Y_<machine>`` with the highest glibc floor found in the libraries, if they need nothing but
-    what PEP 600 grants; else ``linux_<machine>``, which no index accepts and pip installs.
+    Linux: ``manylinux_X_Y_<machine>`` with the highest floor found in the libraries, if they need nothing but what
+    PEP 600 grants; else ``linux_<machine>``, which no index accepts and pip installs.
 
     Raises:
         UsageError: the parts are for more than one platform.
     """
-    host = [(parts / m.op, m) for m in manifests(parts) if m.kind == "host"]
+    host = [(path, m) for path, m in _located(parts) if m.kind == "host"]
     platforms = sorted({m.platform for _, m in host})
     if len(platforms) > 1:
         raise UsageError(
@@ -121,35 +139,30 @@ def platform_tag(parts: Path) -> str:
         )
     if not platforms or not platforms[0].startswith("linux-"):
         return re.sub(r"[-.]", "_", sysconfig.get_platform())
+    from deepspeed_ops.op_builder.manifest import read_elf
+
     machine = platforms[0].split("-", 1)[1].replace("-", "_")
-    foreign = sorted({lib for _, m in host for lib in m.needed if not _SYSTEM_LIBRARIES.fullmatch(lib)})
-    floors = [f for folder, m in host for f in _floors(folder, m)]
-    if foreign or None in floors or not floors:
+    floors = [glibc_floor(read_elf(path)) for path, _ in host]
+    if None in floors:
         return f"linux_{machine}"
-    major, minor = max(f for f in floors if f)
-    return f"manylinux_{major}_{minor}_{machine}"
+    return "manylinux_{}_{}_{}".format(*max(f for f in floors if f), machine)
 
 
-def _floors(folder: Path, manifest: Manifest) -> Iterable[tuple[int, int] | None]:
-    """What the library asks of glibc directly, and through its libstdc++."""
-    yield manifest.glibc
-    for path in folder.glob(f"*/{manifest.filename}"):
-        yield glibcxx_floor(path.read_bytes())
+def glibc_floor(library: ElfFacts) -> tuple[int, int] | None:
+    """The glibc release from which on every distribution can load ``library``; None where none is known to.
 
-
-def glibcxx_floor(library: bytes) -> tuple[int, int] | None:
-    """The glibc release whose distributions have the libstdc++ that ``library`` needs.
-
-    Args:
-        library: bytes of an ELF file; the symbol versions it needs stand in it as plain strings.
-
-    Returns:
-        (major, minor), (2, 5) where no libstdc++ symbol is versioned, None where it is newer than every row we know.
+    Counts what the library asks of glibc itself, and the age of the libstdc++ and libgcc it asks for.
     """
-    found = [tuple(map(int, m.split(b"."))) for m in re.findall(rb"\0GLIBCXX_(\d+(?:\.\d+)+)(?=\0)", library)]
-    if not found:
-        return 2, 5
-    return next((glibc for symbol, glibc in _GLIBCXX_NEEDS if symbol >= max(found)), None)
+    if any(not _SYSTEM_LIBRARIES.fullmatch(needed) for needed in library.needed):
+        return None
+    floors: list[tuple[int, int] | None] = [library.glibc or (2, 5)]
+    for _, symbol in library.version_needs:
+        for family, rows in _RUNTIME_NEEDS.items():
+            digits = symbol.removeprefix(family)
+            if symbol.startswith(family) and re.fullmatch(r"\d+(\.\d+)*", digits):
+                version = tuple(map(int, digits.split(".")))
+                floors.append(next((glibc for highest, glibc in rows if version <= highest), None))
+    return None if None in floors else max(f for f in floors if f)
 
 
 def clean_build_lib(build_lib: Path) -> None:
@@ -171,7 +184,7 @@ def write_version(packages: Path, version: Version) -> None:
 
 
 def write_git_version_info(build_lib: Path, version: Version) -> None:
-    """Write DeepSpeed's ``deepspeed/git_version_info_installed.py``, with its keys, into the build (never the source)."""
+    """Write ``deepspeed/git_version_info_installed.py``, with DeepSpeed's keys, into the build, never the source."""
     built = manifests(build_lib / "deepspeed_ops" / "parts")
     text = git_version_info_text(version, built)
     target = build_lib / "deepspeed" / "git_version_info_installed.py"

@@ -164,7 +164,9 @@ def test_text_files_state_their_encoding() -> None:
         for called, call in calls(path):
             last, given = called.rsplit(".", 1)[-1], {k.arg for k in call.keywords}
             mode = [a.value for a in call.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
-            opens = called == "open" or (last == "open" and called[0].islower() and not called.startswith(("os.", "self.")))
+            opens = called == "open" or (
+                last == "open" and called[0].islower() and not called.startswith(("os.", "self."))
+            )
             text = last in ("read_text", "write_text") or (opens and not any("b" in m for m in mode))
             if text and "encoding" not in given and not any(a in ("utf-8", "ascii") for a in mode):
                 bad.append(f"{name(path)}:{call.lineno} {called}")
@@ -186,7 +188,10 @@ def code(path: Path) -> str:
     ("kind", "pattern"),
     [
         ("ends the process", r"\b(exit|_exit|_Exit|quick_exit|abort|terminate|assert)\s*\("),
-        ("writes to the user's terminal", r"\b(v?f?printf|puts|fputs|putchar|perror)\s*\(|std::(cout|cerr|clog)|iostream"),
+        (
+            "writes to the user's terminal",
+            r"\b(v?f?printf|puts|fputs|putchar|perror)\s*\(|std::(cout|cerr|clog)|iostream",
+        ),
         ("launches through the CUDA runtime", r"<<<"),
         ("is compiled for this very CPU", r"march=native"),
     ],
@@ -326,7 +331,9 @@ def test_nothing_unfinished() -> None:
 
 def test_versions_and_archs_live_in_the_matrix_only() -> None:
     """Fault: a list of archs or releases that nobody remembers to change when the matrix changes."""
-    listed = re.compile(r"\b\d{1,2}\.\d\b\s*[;,]\s*\b\d{1,2}\.\d\b|\b(sm|compute)_?\d{2,3}\b|\bcu1[1-9]\d\b|==\s*\d+\.\d")
+    listed = re.compile(
+        r"\b\d{1,2}\.\d\b\s*[;,]\s*\b\d{1,2}\.\d\b|\b(sm|compute)_?\d{2,3}\b|\bcu1[1-9]\d\b|==\s*\d+\.\d"
+    )
     bad = []
     for folder in ("ci", "recipe", "docker"):
         for path in sorted((ROOT / folder).rglob("*")):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from deepspeed._lazy import reexport
 from deepspeed_ops.op_builder.spec import get_spec
+
+from deepspeed._lazy import reexport
 
 _SPEC = get_spec("fused_adam")
 __getattr__, __dir__ = reexport(__name__, {name: f"{_SPEC.face}:{name}" for name in _SPEC.functions})

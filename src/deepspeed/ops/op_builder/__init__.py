@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
 from typing import Any
 
 
 def _modules() -> set[str]:
-    from deepspeed_ops.op_builder.spec import all_specs
-
-    return {"builder", "all_ops", *all_specs()}
+    return {module.name for module in pkgutil.iter_modules(__path__)}
 
 
 def __getattr__(name: str) -> Any:

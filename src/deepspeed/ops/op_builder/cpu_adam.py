@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from deepspeed._lazy import reexport
+
+if TYPE_CHECKING:
+    from deepspeed_ops.op_builder.builders import CPUAdamBuilder as CPUAdamBuilder
 
 __all__ = ["CPUAdamBuilder"]
 __getattr__, __dir__ = reexport(__name__, {"CPUAdamBuilder": "deepspeed_ops.op_builder.builders:CPUAdamBuilder"})

@@ -1,0 +1,103 @@
+"""How every op would be loaded on this machine: the resolver's own answers, for the report to show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from deepspeed_ops.op_builder.errors import OpsError
+from deepspeed_ops.op_builder.host import HostFacts, detect
+from deepspeed_ops.op_builder.settings import Settings
+from deepspeed_ops.op_builder.spec import OpSpec, all_specs
+from deepspeed_ops.report_data import OpLine, Way
+
+if TYPE_CHECKING:
+    from deepspeed_ops.op_builder.resolve import Resolution
+    from deepspeed_ops.op_builder.toolchain import Toolchain
+
+T = TypeVar("T")
+
+
+@dataclass
+class Seen:
+    """What was looked at."""
+
+    host: HostFacts
+    toolchain: Toolchain | None
+    ops: list[OpLine] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def look(env: Mapping[str, str], home: Path) -> Seen:
+    """Resolve every op for the host and for each GPU; builds and loads nothing.
+
+    Args:
+        env: the environment.
+        home: the checkout, or the installed package.
+    """
+    problems: list[str] = []
+    settings = _try(lambda: Settings.read(env), problems)
+    host = detect(env)
+    seen = Seen(host, None, problems=problems)
+    if settings is None:  # every op would fail with that very error
+        seen.ops = [OpLine(name, False, False, note="see the warning above") for name in all_specs()]
+        return seen
+    from deepspeed_ops.op_builder.toolchain import discover
+
+    seen.toolchain = _try(lambda: discover(settings, host), problems)
+    seen.ops = [_line(spec, settings, seen, home) for spec in all_specs().values()]
+    return seen
+
+
+def _try(ask: Callable[[], T], problems: list[str]) -> T | None:
+    try:
+        return ask()
+    except OpsError as exc:
+        problems.append(str(exc))
+        return None
+
+
+def _line(spec: OpSpec, settings: Settings, seen: Seen, home: Path) -> OpLine:
+    from deepspeed_ops.op_builder import loader
+
+    found = loader.resolutions(spec, settings, seen.host, seen.toolchain, home)
+    return op_line(spec, found, any(p.manifest.kind == "host" for p in loader.package_parts(spec, home)))
+
+
+def op_line(spec: OpSpec, found: list[Resolution], installed: bool) -> OpLine:
+    """One op's line of the report.
+
+    Args:
+        spec: the op.
+        found: the resolution for the host library first, then one for each GPU.
+        installed: whether this installation brought the op's host library.
+
+    Returns:
+        Compatible if the host library can be had and, where there are GPUs, the code for at least one of them.
+    """
+    host, gpus = found[0], found[1:]
+    ways = [way("host library", host), *(way(resolution.subject, resolution) for resolution in gpus)]
+    usable = not gpus or not spec.device or any(g.action != "fail" for g in gpus)
+    note = "no GPU is visible: GPU code is neither needed nor looked for" if spec.device and not gpus else ""
+    return OpLine(spec.name, installed, host.action != "fail" and usable, tuple(ways), note)
+
+
+def way(what: str, resolution: Resolution) -> Way:
+    """How one half of an op would be loaded, in words."""
+    from deepspeed_ops.op_builder.resolve import Accepted
+
+    rejected, others = [], []
+    for verdict in resolution.trace:
+        if isinstance(verdict, Accepted):
+            if verdict is not resolution.choice:
+                others.append(f"{verdict.name}: it fits too ({verdict.why}), the one above is better")
+        else:
+            rejected.append(f"{verdict.name}: {verdict.axis}: {verdict.why}")
+    if resolution.choice is None:
+        error = resolution.error()
+        return Way(what, "fail", error.what, tuple(rejected), error.fix)
+    choice = resolution.choice
+    how = f"load {choice.name} ({choice.why})" if choice.part is not None else choice.name
+    return Way(what, resolution.action, how, (*others, *rejected))
