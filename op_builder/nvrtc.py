@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .cuda_toolkits import Nvrtc
-from .errors import CompileFailed, CompilerMissing
+from .errors import ArchListError, CompileFailed, CompilerMissing
 from .matrix import dotted
 from .targets import Target, capability_of
 
@@ -60,7 +60,7 @@ class NvrtcLibrary:
         headers: Mapping[str, str] | None = None,
         options: Sequence[str] = (),
         *,
-        target: Target,
+        target: Target | None = None,
     ) -> tuple[bytes, str]:
         """Compile one source for one target.
 
@@ -68,15 +68,20 @@ class NvrtcLibrary:
             source: CUDA C++.
             name: file name for messages.
             headers: text of every file the source includes, by the name the directive spells.
-            options: further flags; ``-arch`` is added here.
-            target: what to compile for.
+            options: further flags.
+            target: what to compile for; None: the ``--gpu-architecture`` (``-arch``) among ``options``.
 
         Returns:
             Cubin bytes for machine code, PTX text (ASCII, without a final zero) for PTX; and the compiler's log.
 
         Raises:
             NvrtcFailed: the compiler refused the source or the target; ``why`` is its first error line.
+            ArchListError: no target is given.
         """
+        if target is None:
+            target = target_of(options)
+        else:
+            options = (f"-arch={target.code}", *options)
         library, program = self._library, ctypes.c_void_p()
         known = dict(headers or {})
         texts = (ctypes.c_char_p * max(1, len(known)))(*(t.encode() for t in known.values()))
@@ -86,12 +91,11 @@ class NvrtcLibrary:
         )
         self._check(made, "nvrtcCreateProgram")
         try:
-            flags = [f"-arch={target.code}", *options]
-            argv = (ctypes.c_char_p * len(flags))(*(f.encode() for f in flags))
-            status = library.nvrtcCompileProgram(program, len(flags), argv)
+            argv = (ctypes.c_char_p * len(options))(*(o.encode() for o in options))
+            status = library.nvrtcCompileProgram(program, len(options), argv)
             log = self._text(program, "nvrtcGetProgramLog", "nvrtcGetProgramLogSize")
             if status != _SUCCESS:
-                raise self._failure(status, name, target, flags, log)
+                raise self._failure(status, name, target, options, log)
             if target.kind == "sass":
                 return self._bytes(program, "nvrtcGetCUBIN", "nvrtcGetCUBINSize"), log
             return self._bytes(program, "nvrtcGetPTX", "nvrtcGetPTXSize").rstrip(b"\0"), log
@@ -130,6 +134,24 @@ class NvrtcLibrary:
     def _check(self, status: int, call: str) -> None:
         if status != _SUCCESS:
             raise CompileFailed(f"{call} of {self.path} failed", self._message(status), "install NVRTC again")
+
+
+def target_of(options: Sequence[str]) -> Target:
+    """The target an option list names.
+
+    >>> target_of(["--fmad=true", "--gpu-architecture=sm_90a"]).variant
+    'sm90a'
+
+    Raises:
+        ArchListError: it names none.
+    """
+    for option in reversed(options):
+        match = re.fullmatch(r"(?:--gpu-architecture|-arch)=(sm|compute)_(\d+[af]?)", option)
+        if match is not None:
+            return Target.from_variant(("sm" if match[1] == "sm" else "ptx") + match[2])
+    raise ArchListError(
+        "no GPU target was given", f"the options are {' '.join(options) or '(none)'}", "pass --gpu-architecture=sm_90"
+    )
 
 
 def first_error(log: str) -> str:

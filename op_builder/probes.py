@@ -6,6 +6,7 @@ says nothing about the library.
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 from collections.abc import Sequence
@@ -61,7 +62,7 @@ def has_function(
     environment = {**settings.env, **dict(compiler.env), "LC_ALL": "C"}
     execute: Run = run or (lambda argv: run_command(argv, env=environment, timeout_s=60.0))
     try:
-        with tempfile.TemporaryDirectory(dir=settings.env.get("TMPDIR") or None, prefix="ds-probe-") as folder:
+        with tempfile.TemporaryDirectory(dir=_scratch(settings), prefix="ds-probe-") as folder:
             linked = _link(Path(folder), _calling(function), libraries, compiler, settings, execute)
             if linked.ok:
                 return Verdict("found")
@@ -74,6 +75,12 @@ def has_function(
     if linked.why:
         return Verdict("could not test", linked.why)
     return Verdict("not found", _reason(linked))
+
+
+def _scratch(settings: Settings) -> str | None:
+    # One that cannot be written is no verdict: Python's own choice is as good, since nothing is run.
+    named = settings.env.get("TMPDIR", "")
+    return named if named and os.access(named, os.W_OK | os.X_OK) else None
 
 
 def _calling(function: str) -> str:
