@@ -150,7 +150,7 @@ def target_of(options: Sequence[str]) -> Target:
         if match is not None:
             return Target.from_variant(("sm" if match[1] == "sm" else "ptx") + match[2])
     raise ArchListError(
-        "no GPU target was given", f"the options are {' '.join(options) or '(none)'}", "pass --gpu-architecture=sm_90"
+        "no GPU target was given", f"the options are {' '.join(options) or '(none)'}", "pass --gpu-architecture=sm_NN"
     )
 
 

@@ -85,7 +85,11 @@ def _scratch(settings: Settings) -> str | None:
 
 def _calling(function: str) -> str:
     # Its address escapes through a volatile, so that no optimisation removes the reference.
-    return f'extern "C" char {function}(void);\nchar (*volatile keep)(void) = {function};\nint main() {{ return !keep; }}\n'
+    return (
+        f'extern "C" char {function}(void);\n'
+        f"char (*volatile keep)(void) = {function};\n"
+        "int main() { return !keep; }\n"
+    )
 
 
 def _link(
