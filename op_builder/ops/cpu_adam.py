@@ -12,7 +12,7 @@ SPEC = {
         "cpu_adam_": "(Tensor(a!)[] p, Tensor[] g, Tensor(b!)[] m, Tensor(c!)[] v, int[] step, float lr, "
         "float beta1, float beta2, float eps, float weight_decay, bool adamw, bool bias_correction) -> ()",
     },
-    "host": ["cpu_adam/cpu_adam.cpp"],
+    "host": ["cpu_adam/cpu_adam.cpp", "cpu_adam/cpu_adam_levels.cpp"],
     "device": [],
     "kernels": [],
     "simd": {"x86_64": ["avx512", "avx2", "scalar"], "aarch64": ["neon", "scalar"]},
