@@ -31,7 +31,7 @@ test: $(VENV)/.test tools ## every test that this machine can run
 lint: $(VENV)/.test ## ruff, mypy --strict, shellcheck, generated files, the rules of the house
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(PY) -m mypy op_builder src
+	$(PY) ci/typecheck.py
 	$(VENV)/bin/shellcheck .ci/run $$(git ls-files '*.sh' 2>/dev/null)
 	$(PY) ci/gen.py --check
 	$(PY) -m pytest -q tests/unit/test_house.py

@@ -121,13 +121,14 @@ def train(racing: Sequence[Contestant], epochs: int, advance: Callable[[], None]
     turn = 0
     for _ in range(epochs):
         sums = [0.0] * len(racing)
-        batches = torch.randperm(len(x), generator=generator).split(BATCH)
+        order: Any = torch.randperm(len(x), generator=generator)
+        batches = order.split(BATCH)
         for batch in batches:
             turn += 1
             for k in range(len(racing)):
                 i = (turn + k) % len(racing)  # nobody is always first
                 one = racing[i]
-                loss = cross_entropy(models[i](x[batch].to(one.device)), y[batch].to(one.device))
+                loss: Any = cross_entropy(models[i](x[batch].to(one.device)), y[batch].to(one.device))
                 optimizers[i].zero_grad()
                 loss.backward()
                 one.step_us.append(timed_step(optimizers[i], one.device) * 1e6)
@@ -186,7 +187,7 @@ def draw(racing: Sequence[Contestant], path: Path, n_large: int) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    style = {"axes.spines.top": False, "axes.spines.right": False, "font.size": 10, "axes.titleweight": "bold"}
+    style: Any = {"axes.spines.top": False, "axes.spines.right": False, "font.size": 10, "axes.titleweight": "bold"}
     with pyplot.rc_context(style):
         figure, (curves, small, large) = pyplot.subplots(
             1, 3, figsize=(13.5, 4.2), width_ratios=(1.5, 1, 1), layout="constrained"

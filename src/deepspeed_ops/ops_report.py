@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from deepspeed_ops.op_builder.errors import OpsError
 from deepspeed_ops.op_builder.host import HostFacts, detect
+from deepspeed_ops.op_builder.loader import Loader
 from deepspeed_ops.op_builder.settings import Settings
 from deepspeed_ops.op_builder.spec import OpSpec, all_specs
+from deepspeed_ops.op_builder.store import Part, Store
 from deepspeed_ops.report_data import OpLine, Way
 
 if TYPE_CHECKING:
@@ -44,10 +46,12 @@ def look(env: Mapping[str, str], home: Path) -> Seen:
     if settings is None:  # every op would fail with that very error
         seen.ops = [OpLine(name, False, False, note="see the warning above") for name in all_specs()]
         return seen
-    from deepspeed_ops.op_builder.toolchain import discover
+    from deepspeed_ops.op_builder.toolchain import Toolchain, discover
 
-    seen.toolchain = _try(lambda: discover(settings, host), problems)
-    seen.ops = [_line(spec, settings, seen, home) for spec in all_specs().values()]
+    found = _try(lambda: discover(settings, host), problems) or Toolchain()
+    seen.toolchain = found
+    loader = Loader(settings, home=home, host=host, tools=lambda *_: found)
+    seen.ops = [_line(loader, spec, seen) for spec in all_specs().values()]
     return seen
 
 
@@ -59,11 +63,17 @@ def _try(ask: Callable[[], T], problems: list[str]) -> T | None:
         return None
 
 
-def _line(spec: OpSpec, settings: Settings, seen: Seen, home: Path) -> OpLine:
-    from deepspeed_ops.op_builder import loader
-
-    found = loader.resolutions(spec, settings, seen.host, seen.toolchain, home)
-    return op_line(spec, found, any(p.manifest.kind == "host" for p in loader.package_parts(spec, home)))
+def _line(loader: Loader, spec: OpSpec, seen: Seen) -> OpLine:
+    """One op, resolved for the host and for each GPU."""
+    try:
+        resolutions = [loader.resolution(spec.name)]
+        devices = seen.host.devices if spec.device else ()
+        resolutions += [loader.resolution(spec.name, device) for device in devices]
+    except OpsError as exc:
+        return OpLine(spec.name, False, False, (Way("host library", "fail", exc.what, (exc.why,), exc.fix),))
+    ours = [p for p in Store(loader.home / "parts", "package").parts(spec.name) if isinstance(p, Part)]
+    installed = any(p.manifest.kind == "host" and p.manifest.platform == seen.host.platform for p in ours)
+    return op_line(spec, resolutions, installed)
 
 
 def op_line(spec: OpSpec, found: list[Resolution], installed: bool) -> OpLine:
