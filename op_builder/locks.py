@@ -1,7 +1,7 @@
 """One builder at a time, where the file system can lock; a lock spares work and is never a condition for correctness.
 
-OS locks (through ``filelock``) die with their holder, so a killed builder blocks nobody and an old ``lock`` file on disk
-means nothing.
+OS locks (through ``filelock``) die with their holder, so a killed builder blocks nobody and an old ``lock`` file on
+disk means nothing.
 """
 
 from __future__ import annotations

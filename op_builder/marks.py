@@ -25,12 +25,13 @@ class Marks:
     Args:
         root: a JIT store's root, None where none can be written.
         circumstances: what else a verdict depends on (driver and TVM-FFI versions).
+        memory: verdicts of this process, kept also where nothing can be written.
     """
 
-    def __init__(self, root: Path | None, circumstances: str = "") -> None:
+    def __init__(self, root: Path | None, circumstances: str = "", memory: dict[str, str] | None = None) -> None:
         self._folder = None if root is None else root / ".marks"
         self._where = f"{socket.gethostname()}|{circumstances}"
-        self._memory: dict[str, str] = {}
+        self._memory: dict[str, str] = {} if memory is None else memory
 
     def quarantine(self, sha256: str, why: str) -> None:
         """Never offer this part again under these circumstances."""
