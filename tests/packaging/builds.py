@@ -13,19 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-CLEARED = (
-    "DS_",
-    "TORCH_",
-    "MAX_JOBS",
-    "CUDA_HOME",
-    "CUDA_PATH",
-    "CC",
-    "CXX",
-    "CFLAGS",
-    "CXXFLAGS",
-    "LDFLAGS",
-    "PYTHON",
-)
+# Prefixes: CUDA_HOME and CUDA_PATH, CXX and CXXFLAGS, ...
+CLEARED = ("DS_", "TORCH_", "MAX_JOBS", "CUDA_", "CC", "CXX", "CFLAGS", "CPPFLAGS", "LDFLAGS", "PYTHON")
 ARCHS = "7.5;8.6"
 
 
