@@ -73,10 +73,7 @@ def read_cubin(data: bytes, what: str = "cubin") -> GpuFacts:
     except ValueError as exc:
         raise image.corrupt(f"its header names the architecture {number}") from exc
     kernels = {s.name for s in image.symbols() if s.is_function and s.other & _STO_ENTRY}
-    for section in image.sections:
-        # A file cut in the middle keeps its header: every section has to lie within it.
-        if section.type not in (0, 8):
-            image.piece(section.offset, section.size)
+    image.check_whole()
     return GpuFacts(target, tuple(sorted(kernels)), None, release)
 
 

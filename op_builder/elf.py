@@ -123,13 +123,21 @@ class ElfImage:
                 name, info, other, section = self.unpack("<IBBH", at)
                 yield Symbol(self.string(names + name), info, other, section)
 
-    def segments(self, kind: int) -> Iterator[tuple[int, int, int]]:
-        """``(file offset, virtual address, size in the file)`` of the program headers of that type."""
+    def check_whole(self) -> None:
+        """Every section and segment lies within the file: one that was cut keeps its first header."""
+        for section in self.sections:
+            if section.type not in (0, _SHT_NOBITS):
+                self.piece(section.offset, section.size)
+        for offset, _, size in self.segments(None):
+            self.piece(offset, size)
+
+    def segments(self, kind: int | None) -> Iterator[tuple[int, int, int]]:
+        """``(file offset, virtual address, size in the file)`` of the program headers of that type, None: of all."""
         for index in range(self._phnum):
             if self._phentsize < 56:
                 raise self.corrupt(f"a program header of {self._phentsize} bytes")
             head = self.unpack("<IIQQQQQQ", self._phoff + index * self._phentsize)
-            if head[0] == kind:
+            if kind is None or head[0] == kind:
                 yield head[2], head[3], head[5]
 
     def offset_of(self, address: int) -> int:
@@ -204,6 +212,7 @@ def read_elf(source: Path | bytes) -> ElfFacts:
     image = ElfImage(*_load(source))
     if image.machine == EM_CUDA:
         raise image.corrupt("it holds GPU code, not a host library")
+    image.check_whole()
     strings = next((image.offset_of(v) for t, v in image.dynamic if t == _DT_STRTAB), None)
 
     def text(tag: int) -> tuple[str, ...]:

@@ -1,10 +1,11 @@
-"""What is true of a built part: a small JSON file beside it, written when it is built and checked before it is loaded."""
+"""What is true of a built part: a small JSON file beside it, written at the build and checked before each load."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
+import re
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -112,7 +113,8 @@ class Manifest:
             raise _corrupt(where, f"missing keys {missing}, unknown keys {unknown}")
         hints = typing.get_type_hints(cls)
         manifest = cls(**{name: _typed(value, hints[name], where, name) for name, value in data.items()})
-        if Path(manifest.filename).name != manifest.filename or not manifest.filename or "\\" in manifest.filename:
+        # A part lies in its manifest's own folder: no separators, no drive, neither "." nor "..".
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*", manifest.filename):
             raise _corrupt(where, f"{manifest.filename!r} is not a bare file name")
         return manifest
 
