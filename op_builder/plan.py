@@ -36,14 +36,15 @@ _GNU_COMPILE = (
     "-Wno-unused-parameter",  # TVM-FFI's export macro has one
     "-Wno-maybe-uninitialized",  # gcc's own AVX-512 header trips it
 )
+_GCC_ONLY = ("-Wno-maybe-uninitialized",)
 # Every symbol resolved at link and load time: a missing one is an error now, not in the middle of a training run.
 _GNU_LINK = ("-shared", "-pthread", "-Wl,-z,now", "-Wl,-z,defs", "-Wl,--as-needed")
 _APPLE_LINK = ("-dynamiclib", "-pthread", "-Wl,-undefined,error")
 _MSVC_COMPILE = ("/nologo", "/O2", "/std:c++17", "/EHsc", "/utf-8", "/fp:precise", "/MD", "/W3", "/Zc:__cplusplus")
-_MSVC_LINK = ("/nologo", "/DLL", "/INCREMENTAL:NO")
-# The same for both GPU compilers. No contraction, as on the host: kernels write their fma out, so CPU and GPU give equal
-# bits. No -lineinfo: it makes a part ten times larger.
-_DEVICE_FLAGS = ("--std=c++17", "--fmad=false")
+_MSVC_LINK = ("/nologo", "/LD", "/MD")
+# The same for both GPU compilers. No contraction, as on the host: kernels write their fma out, so CPU and GPU give
+# equal bits. No -lineinfo: it makes a part ten times larger.
+DEVICE_FLAGS = ("--std=c++17", "--fmad=false")
 
 _LIBRARY_SUFFIX = {"linux": ".so", "windows": ".dll", "macos": ".dylib"}
 
@@ -136,11 +137,12 @@ def library_name(op: str, host: HostFacts) -> str:
     return f"{op}.{host.platform}{_LIBRARY_SUFFIX.get(host.system, '.so')}"
 
 
-def host_flags(compiler: HostCompiler, system: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Flags for compiling and for linking, by compiler and system alone."""
-    if compiler.kind == "msvc":
+def host_flags(kind: str, system: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Flags for compiling and for linking, by the compiler's kind (``gcc``, ``clang``, ``msvc``) and system alone."""
+    if kind == "msvc":
         return _MSVC_COMPILE, _MSVC_LINK
-    return _GNU_COMPILE, _APPLE_LINK if system == "macos" else _GNU_LINK
+    flags = _GNU_COMPILE if kind == "gcc" else tuple(f for f in _GNU_COMPILE if f not in _GCC_ONLY)
+    return flags, _APPLE_LINK if system == "macos" else _GNU_LINK
 
 
 def plan_host(
@@ -158,7 +160,7 @@ def plan_host(
         why = "; ".join(f"{p.what}: {p.why}" for p in problems) or "none was found"
         fix = next((p.fix for p in problems if p.fix), "")
         raise CompilerMissing(f"op {spec.name} cannot be compiled here: no {lacking}", why, fix)
-    compile_flags, link_flags = host_flags(compiler, host.system)
+    compile_flags, link_flags = host_flags(compiler.kind, host.system)
     sources, abi = sources_of(csrc, spec.host), ffi_abi(ffi.version)
     headers = find_headers(csrc, sources)
     source_digest = digest_of("host", sources, headers, abi)
@@ -205,7 +207,7 @@ def plan_device(spec: OpSpec, target: Target, compiler: DeviceCompiler, csrc: Pa
     key = digest(
         {
             "source": [spec.name, source_digest, version],
-            "flags": _DEVICE_FLAGS,
+            "flags": DEVICE_FLAGS,
             "compiler": compiler.identity,
             "target": target.variant,
         }
@@ -217,7 +219,7 @@ def plan_device(spec: OpSpec, target: Target, compiler: DeviceCompiler, csrc: Pa
         filename=f"{spec.name}.{target.variant}.{'cubin' if target.kind == 'sass' else 'ptx'}",
         sources=sources,
         headers=headers,
-        compile_flags=_DEVICE_FLAGS,
+        compile_flags=DEVICE_FLAGS,
         link_flags=(),
         user_flags=(),
         user_link_flags=(),

@@ -16,7 +16,7 @@ from .spec import OpSpec
 # What a part's meaning depends on besides its sources, whatever compiles it. Part of the source digest: a change here
 # makes every part stale.
 _HOST_MEANING = ("c++17", "fp-contract=off")
-_DEVICE_MEANING = ("c++17", "fmad=true")
+_DEVICE_MEANING = ("c++17", "fmad=false")
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+(?:"([^"\n]+)"|([A-Za-z_]\w*))', re.MULTILINE)
 _DEFINE = re.compile(r'^[ \t]*#[ \t]*define[ \t]+([A-Za-z_]\w*)[ \t]+"([^"\n]+)"[ \t]*$', re.MULTILINE)

@@ -96,10 +96,12 @@ class Store:
     Args:
         root: the folder; it need not exist.
         origin: one of :data:`ORIGINS`.
+        logs: where the output of failed builds is kept; default: inside the store.
     """
 
-    def __init__(self, root: Path, origin: str = "jit") -> None:
+    def __init__(self, root: Path, origin: str = "jit", logs: Path | None = None) -> None:
         self.root, self.origin = root, origin
+        self._logs = root / ".logs" if logs is None else logs
 
     def __repr__(self) -> str:
         return f"Store({str(self.root)!r}, {self.origin!r})"
@@ -193,7 +195,7 @@ class Store:
 
     def log_path(self, name: str) -> Path:
         """Where the output of a failed build of ``name`` is kept."""
-        return self.root / ".logs" / f"{name}.log"
+        return self._logs / f"{name}.log"
 
     def _folder(self, op: str, variant: str, key: str) -> Path:
         return self.root / op / f"{variant}-{key[:_KEY_CHARS]}"
