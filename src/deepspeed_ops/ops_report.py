@@ -85,12 +85,13 @@ def op_line(spec: OpSpec, found: list[Resolution], installed: bool) -> OpLine:
         installed: whether this installation brought the op's host library.
 
     Returns:
-        Compatible if the host library can be had and, where there are GPUs, the code for at least one of them.
+        Compatible, as the op's builder says it: the host library can be had and, for an op with GPU code, the code for
+        at least one visible GPU.
     """
     host, gpus = found[0], found[1:]
     ways = [way("host library", host), *(way(resolution.subject, resolution) for resolution in gpus)]
-    usable = not gpus or not spec.device or any(g.action != "fail" for g in gpus)
-    note = "no GPU is visible: GPU code is neither needed nor looked for" if spec.device and not gpus else ""
+    usable = not spec.device or any(g.action != "fail" for g in gpus)
+    note = "runs on a GPU and none is visible" if spec.device and not gpus else ""
     return OpLine(spec.name, installed, host.action != "fail" and usable, tuple(ways), note)
 
 

@@ -180,7 +180,7 @@ def parser() -> argparse.ArgumentParser:
         "--check",
         nargs="*",
         metavar="OP",
-        help="exit non-zero if one of these ops (all, without names) cannot work here",
+        help="exit non-zero if one of these ops cannot work here; without names: any op, missing GPUs aside",
     )
     return made
 

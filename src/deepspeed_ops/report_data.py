@@ -76,6 +76,11 @@ class OpLine:
     ways: tuple[Way, ...] = ()
     note: str = ""
 
+    @property
+    def fails(self) -> bool:
+        """Whether a half of it that is needed here can neither be loaded nor built."""
+        return any(way.action == "fail" for way in self.ways) and not self.compatible
+
 
 @dataclass(frozen=True)
 class Report:
@@ -100,9 +105,12 @@ class Report:
         return {"schema": SCHEMA, **asdict(self)}
 
     def failures(self, names: Sequence[str]) -> dict[str, str]:
-        """Of the ops named (all, if none is named): those that cannot work here, and why."""
+        """Of the ops named: those that cannot work here, and why.
+
+        Without names: of all ops, except those that merely have no GPU to run on.
+        """
         known = {line.op: line for line in self.ops}
-        wanted = list(names) or list(known)
+        wanted = list(names) or [n for n, line in known.items() if not line.ways or line.fails]
         found = {n: f"no op has this name; the registry holds {', '.join(known)}" for n in wanted if n not in known}
         for name in wanted:
             line = known.get(name)

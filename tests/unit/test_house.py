@@ -134,7 +134,9 @@ def test_nobody_writes_the_environment() -> None:
 
 def test_processes_start_in_three_rooms_only() -> None:
     """Fault: a decision runs a program, so it cannot be tested on another machine and costs its user a fork."""
-    starts = re.compile(r"subprocess\.(run|Popen|call|check_\w+|get\w+)|os\.(system|popen|exec\w*|spawn\w*)|multiprocessing\.\w+")
+    starts = re.compile(
+        r"subprocess\.(run|Popen|call|check_\w+|get\w+)|os\.(system|popen|exec\w*|spawn\w*)|multiprocessing\.\w+"
+    )
     bad = [
         f"{name(p)}:{c.lineno} {f}"
         for p in DECIDE

@@ -155,6 +155,10 @@ def test_check_names_what_cannot_work(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert report.main(["--check", "cpu_adam"]) == 0
     assert report.main(["--check"]) != 0
     assert "fused_adam cannot work here" in capsys.readouterr().err
+    lonely = made(ops=(OpLine("fused_adam", False, False, (Way("host library", "build", "g++"),), "no GPU"),))
+    monkeypatch.setattr(report, "gather", lambda: lonely)
+    assert report.main(["--check"]) == 0, "a machine without a GPU is not broken"
+    assert report.main(["--check", "fused_adam"]) != 0
     assert report.main(["--check", "cpu_adm"]) != 0
     assert "cpu_adm" in capsys.readouterr().err
 

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 from deepspeed_ops.op_builder.spec import get_spec
 
-from deepspeed._lazy import reexport
-
 _SPEC = get_spec("cpu_adam")
-__getattr__, __dir__ = reexport(__name__, {name: f"{_SPEC.face}:{name}" for name in _SPEC.functions})
+
+
+def __getattr__(name: str) -> Any:
+    if name in _SPEC.functions:
+        return getattr(importlib.import_module(_SPEC.face).module(), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_SPEC.functions})
