@@ -197,6 +197,7 @@ def _ask_compiler(argv: list[str], settings: Settings, host: HostFacts, run: Run
     if Path(program).stem.lower() == "cl":
         found = toolchain_msvc.ask_cl(Path(program), run, host.machine)
         return found if isinstance(found, Problem) else _from_msvc(found)
+    argv = [program, *argv[1:]]  # what was looked up is what is asked, whatever PATH the child sees
     answer = run([*argv, "--version"])
     parsed = parse_compiler_version(answer.stdout)
     if not answer.ok or parsed is None:
@@ -210,7 +211,7 @@ def _ask_compiler(argv: list[str], settings: Settings, host: HostFacts, run: Run
     first = answer.stdout.strip().splitlines()[0]
     # The program may be a wrapper (ccache g++); the compiler's own first line and target tell what it is.
     identity = f"{first} [{target}]" + (f" {shlex.join(argv[1:])}" if len(argv) > 1 else "")
-    return HostCompiler(style, Path(program), version, target, identity, (program, *argv[1:]))
+    return HostCompiler(style, Path(program), version, target, identity, tuple(argv))
 
 
 def parse_compiler_version(
