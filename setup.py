@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "src"))
 
 from deepspeed_ops import version, wheel
+from deepspeed_ops.op_builder.errors import OpsError
 
 VERSION = version.of_tree(ROOT)
 DATA_ONLY = ("deepspeed_ops.csrc", "deepspeed_ops.ci")
@@ -47,7 +48,13 @@ class BuildExt(build_ext):
 
     def run(self):
         here = ROOT if self.inplace else Path(self.build_lib) / "deepspeed_ops"
-        wheel.build_parts(here / "parts", jobs=int(self.parallel) if self.parallel else None)
+        if getattr(self.distribution, "parts_built_in", None) == here:
+            return  # `build_ext -j8 bdist_wheel` and `install` come here twice
+        self.distribution.parts_built_in = here
+        try:
+            wheel.build_parts(here / "parts", jobs=int(self.parallel) if self.parallel else None)
+        except OpsError as exc:
+            sys.exit(f"error: {exc}")
         if not self.inplace:
             wheel.write_git_version_info(Path(self.build_lib), VERSION)
 
@@ -67,7 +74,9 @@ class BdistWheel(bdist_wheel):
     def run(self):
         if not self.skip_build:
             self.run_command("build")
-        self.root_is_pure = not wheel.manifests(self.parts())
+        if wheel.manifests(self.parts()):
+            self.root_is_pure = False
+            self.distribution.has_ext_modules = lambda: True  # makes `install` put everything into platlib
         super().run()
 
     def get_tag(self):

@@ -247,9 +247,9 @@ def _skipped(parts: Path) -> dict[str, str]:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8")).get("skipped", {})
-        return {str(k): str(v) for k, v in dict(found).items()}
-    except (ValueError, TypeError, AttributeError):
+        found = json.loads(path.read_text(encoding="utf-8"))["skipped"]
+        return {f"{s['op']} {s['variant']}".strip(): str(s["why"]) for s in found}
+    except (ValueError, TypeError, KeyError):
         return {path.name: "unreadable"}
 
 

@@ -87,7 +87,7 @@ def build_parts(parts: Path, jobs: int | None = None, env: Mapping[str, str] | N
     env = dict(os.environ if env is None else env)
     if jobs:
         env["MAX_JOBS"] = str(jobs)
-    settings = Settings.read(env)
+    settings, parts = Settings.read(env), parts.absolute()  # compilers run in folders of their own
     if parts.exists():
         shutil.rmtree(parts)
     if not asked(settings):
