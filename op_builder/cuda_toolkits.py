@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,9 +110,12 @@ def nvcc_candidates(env: Mapping[str, str], cuda_home: str | None, paths: Sequen
 
 
 def conda_prefixes(env: Mapping[str, str]) -> Iterator[Path]:
-    """The conda environment in use, if any."""
-    if env.get("CONDA_PREFIX"):
-        yield Path(env["CONDA_PREFIX"])
+    """The conda environment this Python belongs to (activated or not), and the activated one."""
+    own, active = Path(sys.prefix), env.get("CONDA_PREFIX", "")
+    if (own / "conda-meta").is_dir() and str(own) != active:
+        yield own
+    if active:
+        yield Path(active)
 
 
 def _wheel_folders(paths: Iterable[str]) -> Iterator[Path]:

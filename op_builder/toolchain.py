@@ -255,8 +255,10 @@ def find_ninja(env: Mapping[str, str]) -> Path | None:
     """The ninja program: of the module ``ninja``, else beside this Python, else on PATH."""
     name = "ninja.exe" if os.name == "nt" else "ninja"
     spec = importlib.util.find_spec("ninja")
-    folders = [Path(place) / "data" / "bin" for place in (spec.submodule_search_locations or ())] if spec else []
+    places = [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
     scripts = Path(sys.executable).parent
+    # Wheels of ninja keep the program in the package, or in the scripts folder of where they were installed.
+    folders = [f for place in places for f in (place / "data" / "bin", place.parent / "bin")]
     for folder in (*folders, scripts, scripts / "Scripts"):
         if (folder / name).is_file() and os.access(folder / name, os.X_OK):
             return folder / name

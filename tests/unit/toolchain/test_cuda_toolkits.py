@@ -105,6 +105,14 @@ def test_other_places(tmp_path: Path, place: str) -> None:
     assert [n.home for n in find(env, root, None, [str(tmp_path / "site")])] == [homes[place]]
 
 
+def test_conda_without_activation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: under `env -i` the environment's own NVRTC is unknown (CONDA_PREFIX is set by activation only)."""
+    (tmp_path / "conda-meta").mkdir()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    assert list(cuda.conda_prefixes({})) == [tmp_path] == list(cuda.conda_prefixes({"CONDA_PREFIX": str(tmp_path)}))
+    assert list(cuda.conda_prefixes({"CONDA_PREFIX": "/base"})) == [tmp_path, Path("/base")]
+
+
 @posix
 def test_a_toolkit_with_a_blank_in_its_path(tmp_path: Path) -> None:
     """Fault: quoting (pytorch#122476)."""
