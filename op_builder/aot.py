@@ -208,20 +208,23 @@ class _Work:
 
     def compiler(self, target: Target, release: Release | None) -> DeviceCompiler:
         """The compiler for a target: of that release if one is asked for, brought in if need be."""
+        driver = self.host.driver.cuda if self.host.driver is not None and release is None else None
         try:
-            return choose_device_compiler(target, self.toolchain, release=release)
+            return choose_device_compiler(target, self.toolchain, release=release, driver_cuda=driver)
         except CompilerMissing as missing:
-            wanted = release or next((r for r in load().cuda if supported_by(target, r)), None)
+            wanted = release or next((r for r in load().cuda if supported_by(target, r)), None)  # the oldest one
             failed: OpsError | None = missing
             if wanted is not None and self.fetch:
                 failed = self._bring(wanted)
-                if failed is None:
-                    return choose_device_compiler(target, self.toolchain, release=wanted)
-            if release is None:
-                raise missing if failed is missing else failed or missing from failed
+            if failed is None:
+                return choose_device_compiler(target, self.toolchain, release=wanted)
             # Without that very release, another one's part serves: it only asks more of the driver.
-            compiler = choose_device_compiler(target, self.toolchain)
-            note = f"{target.variant} by CUDA {dotted(compiler.version)} instead of {dotted(release)}: {failed}"
+            try:
+                compiler = choose_device_compiler(target, self.toolchain)
+            except CompilerMissing:
+                raise CompilerMissing(missing.what, f"{missing.why}; {failed.why}", missing.fix) from failed
+            asked_for = f" instead of {dotted(wanted)}" if wanted is not None else ""
+            note = f"{target.variant} by CUDA {dotted(compiler.version)}{asked_for}: {failed.why}"
             self.report.notes.append(note.replace("\n", " "))
             return compiler
 

@@ -24,7 +24,7 @@ from .ninja_file import host_steps, ninja_text
 from .nvrtc import NvrtcFailed, open_nvrtc
 from .plan import CompilePlan, PartPlan
 from .settings import Settings
-from .sources import read_source
+from .sources import Source, read_source
 from .store import Part, Store, Workshop, store_errors
 from .toolchain import HostCompiler, Nvcc, Nvrtc
 
@@ -180,19 +180,27 @@ def _compile_nvrtc(part: PartPlan, compiler: Nvrtc, file: Path, kept: Path) -> N
 
 
 def _compile_nvcc(part: PartPlan, shop: Workshop, file: Path, kept: Path, settings: Settings) -> None:
+    """nvcc passes its arguments through a shell that expands ``$``: it gets copies, by relative names without one."""
     assert part.target is not None and isinstance(part.compiler, Nvcc)
     name, text = _unity(part)
-    source = part.sources[0].path
-    if len(part.sources) > 1:
-        source = shop.scratch / name
-        with store_errors(shop.scratch):
-            source.write_text(text, encoding="utf-8")
+    with store_errors(shop.scratch):
+        for source in (*part.sources, *part.headers.values()):
+            _copy(source, shop.scratch / "src" / source.rel)
+        if len(part.sources) > 1:
+            (shop.scratch / "src" / name).write_text(text, encoding="utf-8")
     kind = ("-cubin", part.target.gencode) if part.target.kind == "sass" else ("-ptx", f"-arch={part.target.compute}")
     host = ("-ccbin", settings.cxx) if settings.cxx and len(settings.cxx.split()) == 1 else ()
-    argv = (str(part.compiler.path), *kind, *part.compile_flags, *host, "-I", str(part.csrc), "-o", str(file))
-    code, output = _run([*argv, str(source)], shop.scratch, settings.env)
+    argv = (str(part.compiler.path), *kind, *part.compile_flags, *host, "-I", "src", "-o", "out", f"src/{name}")
+    code, output = _run(argv, shop.scratch, settings.env)
     if code != 0:
-        _fail(part, (*argv, str(source)), code, output, kept)
+        _fail(part, argv, code, output, kept)
+    with store_errors(shop.part):
+        (shop.scratch / "out").replace(file)
+
+
+def _copy(source: Source, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(read_source(source.path), encoding="utf-8")
 
 
 # --- running ------------------------------------------------------------------------------------------------------

@@ -51,8 +51,9 @@ def _command(part: PartPlan) -> tuple[str, ...]:
 
 def _gnu_compile(part: PartPlan, source: str, target: str) -> tuple[str, ...]:
     assert part.ffi is not None
-    # What __FILE__ says must not depend on where the sources lie: equal sources give equal bytes.
-    places = (f"-ffile-prefix-map={part.csrc}=csrc", f"-I{part.csrc}")
+    # What __FILE__ says must not depend on where files lie: equal sources give equal bytes.
+    mapped = [f"-ffile-prefix-map={part.csrc}=csrc", *(f"-ffile-prefix-map={f}=tvm_ffi" for f in part.ffi.include)]
+    places = (*mapped, f"-I{part.csrc}")
     system = [word for folder in part.ffi.include for word in ("-isystem", str(folder))]
     return (*_command(part), *part.compile_flags, *places, *system, *part.user_flags, "-c", source, "-o", target)
 
