@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -159,6 +160,9 @@ def find_nvcc(
 
 def ask_nvcc(path: Path, run: Run) -> Nvcc | Problem:
     """Release, toolkit folder and architectures of one nvcc, by its own answers (it can be a wrapper script)."""
+    if path.is_file() and not os.access(path, os.X_OK):  # as wheels unpack it
+        fix = f"chmod +x {shlex.quote(str(path))} and its fellows in bin and nvvm/bin"
+        return Problem(f"{path} does not work", "it may not be executed", fix)
     answer = run([str(path), "--version"])
     match = re.search(r"release (\d+)\.(\d+)(?:, V([\d.]+))?", answer.output)
     if not answer.ok or match is None:

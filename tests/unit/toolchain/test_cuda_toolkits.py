@@ -142,6 +142,17 @@ def test_cuda_home_without_nvcc_and_broken_nvcc(tmp_path: Path) -> None:
     assert "segfault" in problems[1].why and all(p.fix for p in problems)
 
 
+@posix
+def test_nvcc_of_a_wheel_without_the_right_to_execute(tmp_path: Path) -> None:
+    """Fault: "Permission denied" with the advice to install the toolkit again."""
+    path = nvcc(tmp_path / "nvidia/cu13")
+    path.chmod(0o644)
+    found, problems = cuda.find_nvcc(
+        {"PATH": ""}, None, lambda argv: run_command(argv), paths=[str(tmp_path)], root=tmp_path
+    )
+    assert not found and "chmod +x" in problems[0].fix and str(path) in problems[0].fix
+
+
 def test_archs_fall_back_on_the_matrix(tmp_path: Path) -> None:
     """Fault: a compiler that cannot list its architectures counts as having none."""
 
