@@ -63,6 +63,8 @@ FACE = '''"""``{name}`` on torch tensors."""
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from deepspeed_ops.op_builder import loader
@@ -70,7 +72,17 @@ from deepspeed_ops.op_builder import loader
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["{name}"]
+__all__ = ["module", "{name}"]
+
+
+def module() -> ModuleType:
+    """What ``{camel}Builder().load()`` returns: this module, with its host library loaded.
+
+    Raises:
+        OpsError: no part fits this machine and none can be built.
+    """
+    loader.host_module("{name}")
+    return sys.modules[__name__]
 
 
 def {name}(p: torch.Tensor) -> None:

@@ -135,7 +135,7 @@ def test_the_build_says_what_it_did(full: tuple[Path, str]) -> None:
     with zipfile.ZipFile(wheel) as archive:
         report = json.loads(archive.read("deepspeed_ops/parts/build-report.json"))
         installed = archive.read("deepspeed/git_version_info_installed.py").decode("utf-8")
-    assert {b["op"] for b in report["built"]} == {"cpu_adam", "fused_adam"}
+    assert {b["op"] for b in report["built"]} >= {"cpu_adam", "fused_adam"}
     for built in report["built"]:
         assert f"built    {built['op']} {built['variant']}" in output
     assert "'cpu_adam': True" in installed and "accelerator_name = 'cuda'" in installed

@@ -156,7 +156,8 @@ def test_git_version_info_keeps_deepspeeds_keys(tmp_path: Path) -> None:
     text = (tmp_path / "deepspeed" / "git_version_info_installed.py").read_text(encoding="utf-8")
     exec(compile(text, "git_version_info_installed.py", "exec"), found)
     assert (found["version"], found["git_hash"], found["git_branch"]) == ("1.2.3+x", "abcdef0", "main")
-    assert found["installed_ops"] == {"cpu_adam": False, "fused_adam": False} and found["accelerator_name"] == ""
+    assert set(found["installed_ops"]) >= {"cpu_adam", "fused_adam"}  # type: ignore[call-overload]
+    assert not any(found["installed_ops"].values()) and found["accelerator_name"] == ""  # type: ignore[attr-defined]
     keys = {"version", "bf16_support", "cuda_version", "nccl_version", "hip_version"}
     assert set(found["torch_info"]) == keys  # type: ignore[call-overload]
     part(tmp_path / "deepspeed_ops" / "parts")
