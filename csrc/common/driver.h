@@ -180,9 +180,16 @@ class DeviceCode {
     Device dev;
     d.check(d.DevicePrimaryCtxRetain(&dev.context, handle), "cuDevicePrimaryCtxRetain");
     static const auto image = tvm::ffi::Function::GetGlobalRequired("deepspeed_ops.device_image");
-    const auto bytes = image(op_, ordinal, major, minor, d.version, integrated != 0).template cast<tvm::ffi::Bytes>();
+    static const auto refuse = tvm::ffi::Function::GetGlobalRequired("deepspeed_ops.refuse_image");
     CurrentContext current(dev.context);
-    d.check(d.ModuleLoadData(&dev.module, bytes.data()), (std::string("cuModuleLoadData for ") + op_).c_str());
+    for (;;) {  // ends: a refused image is not handed out again, and where none is left device_image raises
+      const auto bytes = image(op_, ordinal, major, minor, d.version, integrated != 0).template cast<tvm::ffi::Bytes>();
+      const int code = d.ModuleLoadData(&dev.module, bytes.data());
+      if (code == 0) break;
+      const char* name = nullptr;
+      d.GetErrorName(code, &name);
+      refuse(op_, ordinal, std::string("cuModuleLoadData: ") + (name ? name : "error ") + std::to_string(code));
+    }
     return devices_.emplace(ordinal, std::move(dev)).first->second;
   }
 

@@ -8,7 +8,10 @@
 #include <dlpack/dlpack.h>
 #include <tvm/ffi/tvm_ffi.h>
 
+#include <atomic>
 #include <cstdint>
+
+#include "common/parallel.h"
 
 namespace ds {
 
@@ -31,38 +34,83 @@ inline int64_t element_count(const DLTensor& t) {
   return n;
 }
 
-// Writes the address of each tensor of a Python list into `out` and says whether anything moved.
-//
-// Args (addresses as integers):
-//   exchange: the DLPackExchangeAPI of torch.Tensor.
-//   items: PyObject* [n], each exactly a torch.Tensor or None where `none` equals it.
-//   none: the address of None, written as 0.
-//   counts: int64 [n], the elements each tensor must have.
-//   dtype: code * 256 + bits every tensor must have.  device: type * 65536 + index every tensor must be on.
-//   out: int64 [n], the last addresses; updated.
-// Returns -1 where no address changed, -2 where some did, and i >= 0 where tensor i is not contiguous, or has another
-// dtype, device or number of elements (out is then half updated: the caller packs anew).
-inline int64_t collect_addresses(int64_t exchange, int64_t items, int64_t none, int64_t n, int64_t counts,
-                                 int64_t dtype, int64_t device, int64_t out) {
-  const auto* api = reinterpret_cast<const DLPackExchangeAPI*>(exchange);
-  auto* const* objects = reinterpret_cast<void* const*>(items);
-  const auto* numel = reinterpret_cast<const int64_t*>(counts);
-  auto* addresses = reinterpret_cast<int64_t*>(out);
-  int64_t moved = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    int64_t address = 0;
-    if (reinterpret_cast<int64_t>(objects[i]) != none) {
-      DLTensor t;
-      if (api->dltensor_from_py_object_no_sync(objects[i], &t) != 0) return i;
-      const int64_t found_dtype = t.dtype.code * 256 + t.dtype.bits;
-      const int64_t found_device = static_cast<int64_t>(t.device.device_type) * 65536 + t.device.device_id;
-      if (found_dtype != dtype || found_device != device || element_count(t) != numel[i] || !is_contiguous(t)) return i;
-      address = reinterpret_cast<int64_t>(t.data) + static_cast<int64_t>(t.byte_offset);
-    }
-    moved |= address ^ addresses[i];
-    addresses[i] = address;
+// What collect_addresses reads; every field 8 bytes, filled by src/deepspeed_ops/tensor_table.py. Addresses as integers.
+struct CollectArgs {
+  int64_t exchange;     // DLPackExchangeAPI of torch.Tensor
+  int64_t none;         // the object None: a tensor that is absent
+  int64_t type_offset;  // where an object holds its type
+  int64_t types[2];     // the only types accepted: exactly torch.Tensor and torch.nn.Parameter
+  int64_t n;            // tensors in each list
+  int64_t counts;       // int64 [n], elements each must have
+  int64_t device;       // type * 65536 + index each must be on
+  int64_t threads;      // upper limit
+  int64_t lists;
+  struct List {
+    int64_t items;  // PyObject* [n], or 0: leave this list out
+    int64_t dtype;  // code * 256 + bits each must have
+    int64_t out;    // int64 [n], the last addresses (absent: 0); updated
+  } list[4];
+};
+
+struct Collect {
+  const CollectArgs& args;
+  std::atomic<int64_t> moved{0};                      // bit l: an address of list l changed
+  std::atomic<int64_t> bad{INT64_MAX};                // the first (list * n + i) that does not fit
+  static constexpr int64_t kChunk = 256;              // tensors
+
+  // The address of tensor i, 0 where it is absent, -1 where it does not fit.
+  int64_t address(const CollectArgs::List& list, int64_t i) const {
+    auto* object = reinterpret_cast<char* const*>(list.items)[i];
+    if (reinterpret_cast<int64_t>(object) == args.none) return 0;
+    const int64_t type = *reinterpret_cast<const int64_t*>(object + args.type_offset);
+    if (type != args.types[0] && type != args.types[1]) return -1;
+    DLTensor t;
+    const auto* api = reinterpret_cast<const DLPackExchangeAPI*>(args.exchange);
+    if (api->dltensor_from_py_object_no_sync(object, &t) != 0) return -1;
+    const int64_t dtype = t.dtype.code * 256 + t.dtype.bits;
+    const int64_t device = static_cast<int64_t>(t.device.device_type) * 65536 + t.device.device_id;
+    const int64_t count = reinterpret_cast<const int64_t*>(args.counts)[i];
+    if (dtype != list.dtype || device != args.device || element_count(t) != count || !is_contiguous(t)) return -1;
+    return reinterpret_cast<int64_t>(t.data) + static_cast<int64_t>(t.byte_offset);
   }
-  return moved ? -2 : -1;
+
+  static void run(void* context, int64_t begin, int64_t end) {
+    auto& self = *static_cast<Collect*>(context);
+    const int64_t n = self.args.n, chunks = (n + kChunk - 1) / kChunk;
+    for (int64_t c = begin; c < end; ++c) {
+      const int64_t l = c / chunks, first = c % chunks * kChunk;
+      const CollectArgs::List& list = self.args.list[l];
+      if (list.items == 0) continue;
+      auto* out = reinterpret_cast<int64_t*>(list.out);
+      int64_t difference = 0;
+      for (int64_t i = first; i < n && i < first + kChunk; ++i) {
+        const int64_t now = self.address(list, i);
+        if (now == -1) {
+          int64_t seen = self.bad.load();
+          while (l * n + i < seen && !self.bad.compare_exchange_weak(seen, l * n + i)) {
+          }
+          return;
+        }
+        difference |= now ^ out[i];
+        out[i] = now;
+      }
+      if (difference != 0) self.moved.fetch_or(int64_t{1} << l);
+    }
+  }
+};
+
+// Writes the addresses of up to four lists of Python tensors and says what moved. Arg: address of CollectArgs.
+//
+// The caller holds the GIL throughout (so nothing can change or free a tensor) and keeps the lists alive; helper threads
+// only read tensor metadata.
+// Returns a bit per list in which an address changed, or -1 - (list * n + i) for the first tensor that is of another type,
+// dtype, device or size, or not row-major contiguous; the outputs are then half updated and the caller packs anew.
+inline int64_t collect_addresses(int64_t address) {
+  Collect work{*reinterpret_cast<const CollectArgs*>(address)};
+  const int64_t chunks = (work.args.n + Collect::kChunk - 1) / Collect::kChunk * work.args.lists;
+  Pool::run(static_cast<int>(work.args.threads), chunks, Collect::run, &work);
+  const int64_t bad = work.bad.load();
+  return bad != INT64_MAX ? -1 - bad : work.moved.load();
 }
 
 }  // namespace ds

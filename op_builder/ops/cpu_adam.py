@@ -9,7 +9,7 @@ SPEC = {
     "face": "deepspeed_ops.cpu_adam",
     "functions": ["create_adam", "adam_update", "destroy_adam"],
     "schemas": {
-        "cpu_adam_": "(Tensor(a!)[] p, Tensor[] g, Tensor(b!)[] m, Tensor(c!)[] v, int[] step, float lr, "
+        "cpu_adam_": "(Tensor(a!)[] p, Tensor[] g, Tensor(b!)[] m, Tensor(c!)[] v, Tensor(d!)[] steps, float lr, "
         "float beta1, float beta2, float eps, float weight_decay, bool adamw, bool bias_correction) -> ()",
     },
     "host": ["cpu_adam/cpu_adam.cpp", "cpu_adam/cpu_adam_levels.cpp"],
@@ -19,7 +19,7 @@ SPEC = {
     "min_sm": None,
     "needs": [],
     "dtypes": ["float32", "float16", "bfloat16"],
-    "layout": "dense, non-overlapping; a gradient may have other strides than its parameter",
+    "layout": "contiguous or channels_last; a gradient may have other strides than its parameter",
     "formula": "Kingma & Ba 2015 (Adam), algorithm 1; Loshchilov & Hutter 2019 (AdamW), algorithm 2",
     "deterministic": True,
     "since": "0.1.0",
