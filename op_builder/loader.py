@@ -142,32 +142,27 @@ class Loader:
         self, spec: OpSpec, device: Device | None, host: HostFacts, want: Want, open_part: Callable[[Part, Marks], Any]
     ) -> Any:
         """Try candidates best first until one opens; compilers are looked for only when nothing found will do."""
-        marks, corrupt, failures = self._marks(), dict(want.corrupt), list[OpsError]()
-        resolution = None
+        marks, corrupt = self._marks(), dict(want.corrupt)
         for looked in (False, True):
             resolution = self._resolve(spec, device, host, replace(want, corrupt=corrupt), marks, looked)
+            failures: list[OpsError] = []
             for verdict in resolution.trace:
                 if not isinstance(verdict, Accepted) or (verdict.rank == PTX and not looked and want.jit):
                     continue  # PTX is worse than a part built here: first see whether one can be
                 try:
-                    part = verdict.part or self._build(spec, verdict)
-                    return open_part(part, marks)
-                except CorruptPart as exc:
-                    failures.append(exc)
-                    if verdict.part is not None:
-                        corrupt[verdict.part.path] = exc.why
+                    return open_part(verdict.part or self._build(spec, verdict), marks)
                 except OpsError as exc:
                     failures.append(exc)
-                log.warning("%s: %s", spec.name, failures[-1])
-        assert resolution is not None
+                    if isinstance(exc, CorruptPart) and verdict.part is not None:
+                        corrupt[verdict.part.path] = exc.why
+                    log.warning("%s: %s", spec.name, exc)
+        # The second resolution knows what became of the first one's candidates: its trace tells all of it.
         if not failures:
             raise resolution.error()
-        last = failures[-1]
-        if isinstance(last, (errors.CompileFailed, errors.CompilerMissing, errors.StoreError)):
-            raise last
-        raise LoadFailed(
-            f"op {spec.name}: no part could be loaded", f"{last}\n{resolution.explain()}", last.fix
-        ) from last
+        if isinstance(failures[0], LoadFailed | CorruptPart):
+            why = f"{failures[0].why}\n{resolution.explain()}"
+            raise LoadFailed(f"op {spec.name}: no part could be loaded", why, failures[0].fix) from failures[0]
+        raise failures[0]
 
     def _build(self, spec: OpSpec, accepted: Accepted) -> Part:
         # Imported here: a process that finds its parts never pays for the rooms that make them.
