@@ -153,13 +153,7 @@ def plan_host(
     Raises:
         CompilerMissing: no C++ compiler, or no TVM-FFI to build against; ``why`` says what was looked at.
     """
-    compiler, ffi = toolchain.host, toolchain.ffi
-    if compiler is None or ffi is None:
-        lacking = "C++ compiler" if compiler is None else "apache-tvm-ffi"
-        problems = [p for p in toolchain.problems if p.what or p.why]
-        why = "; ".join(f"{p.what}: {p.why}" for p in problems) or "none was found"
-        fix = next((p.fix for p in problems if p.fix), "")
-        raise CompilerMissing(f"op {spec.name} cannot be compiled here: no {lacking}", why, fix)
+    compiler, ffi = _host_tools(spec, toolchain)
     compile_flags, link_flags = host_flags(compiler.kind, host.system)
     sources, abi = sources_of(csrc, spec.host), ffi_abi(ffi.version)
     headers = find_headers(csrc, sources)
@@ -197,6 +191,15 @@ def plan_host(
         source_digest=source_digest,
         key=key,
     )
+
+
+def _host_tools(spec: OpSpec, toolchain: Toolchain) -> tuple[HostCompiler, FFI]:
+    if toolchain.host is not None and toolchain.ffi is not None:
+        return toolchain.host, toolchain.ffi
+    lacking = "C++ compiler" if toolchain.host is None else "apache-tvm-ffi"
+    why = "; ".join(f"{p.what}: {p.why}" for p in toolchain.problems) or "none was found"
+    fix = next((p.fix for p in toolchain.problems if p.fix), "")
+    raise CompilerMissing(f"op {spec.name} cannot be compiled here: no {lacking}", why, fix)
 
 
 def plan_device(spec: OpSpec, target: Target, compiler: DeviceCompiler, csrc: Path, version: str) -> PartPlan:
