@@ -1,4 +1,4 @@
-"""The driver binding on a real GPU: a toy kernel is built for the device, loaded and launched without a C++ compiler."""
+"""The driver binding on a real GPU: a toy kernel is built for the device, loaded and launched, no C++ compiler needed."""
 
 from __future__ import annotations
 
