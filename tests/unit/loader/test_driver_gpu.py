@@ -1,4 +1,4 @@
-"""The driver binding on a real GPU: a toy kernel is built for the device, loaded and launched, no C++ compiler needed."""
+"""The driver binding on a real GPU: a toy kernel is built for the device, loaded and launched, without any g++."""
 
 from __future__ import annotations
 
