@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from . import errors
 from .errors import CorruptPart, LoadFailed, OpsError
-from .gpus import Device, Driver
 from .host import HostFacts
 from .marks import DIED, Marks
 from .process import ProcessState, platform_facts, process_state
@@ -28,7 +27,8 @@ from .sources import ffi_abi, source_digest
 from .spec import OpSpec, get_spec
 from .store import Part, jit_store, search, verify
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # slow to import, and a host library found ready needs none of it
+    from .gpus import Device
     from .toolchain import Toolchain
 
 log = logging.getLogger("deepspeed_ops")
@@ -89,7 +89,7 @@ class Loader:
         with self.state.op_lock(op):
             if (op, device.ordinal) not in self.state.images:
                 spec = self.spec_of(op)
-                host = replace(self.host, driver=Driver("", driver_cuda))
+                host = self._with_driver(driver_cuda)
                 want = self._want(spec, "device", "")
                 image = self._first_that_opens(spec, device, host, want, _read_image)
                 self.state.images[op, device.ordinal] = image
@@ -112,10 +112,17 @@ class Loader:
     ) -> Resolution:
         """What would be chosen now, with the whole trace; builds and loads nothing."""
         spec = self.spec_of(op)
-        host = self.host if driver_cuda is None else replace(self.host, driver=Driver("", driver_cuda))
+        host = self._with_driver(driver_cuda)
         abi = ffi_abi(installed_ffi_version()) if device is None else ""
         want = self._want(spec, "host" if device is None else "device", abi)
         return self._resolve(spec, device, host, want, self._marks(), looked=True)
+
+    def _with_driver(self, cuda: tuple[int, int] | None) -> HostFacts:
+        if cuda is None:
+            return self.host
+        from .gpus import Driver
+
+        return replace(self.host, driver=Driver("", cuda))
 
     def _want(self, spec: OpSpec, kind: str, abi: str) -> Want:
         key = (str(self.home), f"{spec.name}:{kind}:{abi}")
@@ -335,10 +342,12 @@ def device_image(
     found = process_state().images.get((op, ordinal))
     if found is not None:
         return found
-    if capability is None or driver_cuda is None:
-        from .driver import Driver as CudaDriver
+    from .gpus import Device
 
-        cuda = CudaDriver.open()
+    if capability is None or driver_cuda is None:
+        from .driver import Driver
+
+        cuda = Driver.open()
         facts = cuda.device(ordinal)
         capability, driver_cuda = facts.capability, cuda.version
         tegra = tegra or facts.integrated
