@@ -68,7 +68,7 @@ def stranger(folder: Path, **more: str) -> dict[str, str]:
 def other_python() -> str | None:
     """Another release of Python on this machine that we support, nearest releases first."""
     places = [Path(d) for d in os.environ.get("PATH", "").split(os.pathsep) if d]
-    places += sorted(Path.home().glob(".pyenv/versions/*/bin"))
+    places += sorted(Path(sys.base_prefix).parent.glob("*/bin"))  # siblings, where a version manager keeps them
     for minor in (12, 13, 10, 14, 11):
         if minor != sys.version_info.minor:
             for place in places:
