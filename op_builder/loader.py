@@ -10,6 +10,7 @@ import hashlib
 import importlib
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import errors
-from .errors import CorruptPart, LoadFailed, OpsError
+from .errors import CorruptPart, DriverError, LoadFailed, OpsError
 from .host import HostFacts
 from .marks import DIED, Marks
 from .process import ProcessState, platform_facts, process_state
@@ -36,6 +37,8 @@ log = logging.getLogger("deepspeed_ops")
 HOME = Path(__file__).resolve().parent.parent
 # What C++ host code asks by name: the image for a device, and another one where the driver refused that.
 IMAGE_FUNCTION, REFUSE_FUNCTION = "deepspeed_ops.device_image", "deepspeed_ops.refuse_image"
+# CUDA's names of errors that another image may not have; all others (out of memory, say) would meet any image.
+_ABOUT_THE_IMAGE = re.compile(r"CUDA_ERROR_\w*(IMAGE|BINARY|PTX|JIT|SOURCE|SYMBOL|DEVSIDE|NOT_FOUND)")
 _ADDON_SWITCH = "TVM_FFI_DISABLE_TORCH_C_DLPACK"
 
 
@@ -93,17 +96,25 @@ class Loader:
                 want = self._want(spec, "device", "")
                 image = self._first_that_opens(spec, device, host, want, _read_image)
                 self.state.images[op, device.ordinal] = image
+                self.state.image_devices[op, device.ordinal] = (device, driver_cuda)
             return self.state.images[op, device.ordinal]
 
     def refuse_image(self, op: str, ordinal: int, why: str) -> None:
-        """Quarantine the image handed out for a device, which the driver refused; the next call gives another one."""
+        """Quarantine the image handed out for a device, which the driver refused; the next call gives another one.
+
+        Raises:
+            DriverError: what the driver says is not about the image (out of memory, a lost device).
+        """
+        if not _ABOUT_THE_IMAGE.search(why):
+            raise DriverError(f"GPU {ordinal} cannot load op {op}", why)
         with self.state.op_lock(op):
             image = self.state.images.pop((op, ordinal), None)
-            if image is not None:
-                digest = hashlib.sha256(image).hexdigest()
-                unended = hashlib.sha256(image[:-1]).hexdigest()  # PTX was handed out with one more byte
-                for sha256 in (digest, unended):
-                    self._marks().quarantine(sha256, why)
+            if image is None:
+                return
+            device, driver_cuda = self.state.image_devices[op, ordinal]
+            marks = self._marks(device, self._with_driver(driver_cuda))
+            for content in (image, image[:-1]):  # PTX was handed out with one more byte than its file has
+                marks.quarantine(hashlib.sha256(content).hexdigest(), why)
 
     # --- deciding ---
 
@@ -115,7 +126,7 @@ class Loader:
         host = self._with_driver(driver_cuda)
         abi = ffi_abi(installed_ffi_version()) if device is None else ""
         want = self._want(spec, "host" if device is None else "device", abi)
-        return self._resolve(spec, device, host, want, self._marks(), looked=True)
+        return self._resolve(spec, device, host, want, self._marks(device, host), looked=True)
 
     def _with_driver(self, cuda: tuple[int, int] | None) -> HostFacts:
         if cuda is None:
@@ -140,16 +151,18 @@ class Loader:
         toolchain = self._toolchain(host, "host" if device is None else "device") if looked else None
         return resolve(spec, host, device, parts, toolchain, replace(want, quarantined=quarantined))
 
-    def _marks(self) -> Marks:
+    def _marks(self, device: Device | None, host: HostFacts) -> Marks:
+        # Verdicts on a host library do not depend on the driver.
         root = next((s.root for s in self.stores if s.origin == "jit"), None)
         libc = ".".join(map(str, self.host.libc_version))
-        return Marks(root, f"ffi {installed_ffi_version()}, libc {libc}", self.state.refused)
+        cuda = host.driver.cuda if device is not None and host.driver is not None else None
+        return Marks(root, f"ffi {installed_ffi_version()}, libc {libc}, driver {cuda}", self.state.refused)
 
     def _first_that_opens(
         self, spec: OpSpec, device: Device | None, host: HostFacts, want: Want, open_part: Callable[[Part, Marks], Any]
     ) -> Any:
         """Try candidates best first until one opens; compilers are looked for only when nothing found will do."""
-        marks, corrupt = self._marks(), dict(want.corrupt)
+        marks, corrupt = self._marks(device, host), dict(want.corrupt)
         for looked in (False, True):
             resolution = self._resolve(spec, device, host, replace(want, corrupt=corrupt), marks, looked)
             failures: list[OpsError] = []

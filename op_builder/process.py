@@ -8,9 +8,12 @@ import sys
 import threading
 import types
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .host import HostFacts, c_library
+
+if TYPE_CHECKING:
+    from .gpus import Device
 
 _STATE_MODULE = "_deepspeed_ops_process_state"
 
@@ -23,6 +26,7 @@ class ProcessState:
     op_locks: dict[str, threading.RLock] = field(default_factory=dict)
     modules: dict[str, Any] = field(default_factory=dict)
     images: dict[tuple[str, int], bytes] = field(default_factory=dict)
+    image_devices: dict[tuple[str, int], tuple[Device, tuple[int, int]]] = field(default_factory=dict)
     digests: dict[tuple[str, str], str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     ffi_ready: bool = False

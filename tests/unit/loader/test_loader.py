@@ -15,7 +15,7 @@ import pytest
 
 from op_builder import compile as compile_room
 from op_builder import loader as loader_room
-from op_builder.errors import CompileFailed, JitForbidden, LoadFailed, NoMatchingPart
+from op_builder.errors import CompileFailed, DriverError, JitForbidden, LoadFailed, NoMatchingPart
 from op_builder.gpus import Device
 from op_builder.host import HostFacts
 from op_builder.loader import Loader
@@ -129,7 +129,8 @@ def test_a_part_that_killed_the_last_process_is_tried_in_a_child(
     """Fault: a crash at load kills every process of a job, one after the other."""
     make(tmp_path).host_module("toy")
     (part,) = Store(tmp_path / "jit" / "deepspeed_ops").parts("toy")
-    marks = make(tmp_path)._marks()
+    loader = make(tmp_path)
+    marks = loader._marks(None, loader.host)
     for path in (tmp_path / "jit/deepspeed_ops/.marks").iterdir():
         path.unlink()
     marks._write(part.manifest.sha256, "trying", "left behind")
@@ -231,6 +232,27 @@ def test_an_image_that_the_driver_refused_is_replaced(tmp_path: Path) -> None:
     with pytest.raises(NoMatchingPart) as err:
         loader.device_image("toy", H100, (12, 4))
     assert "CUDA_ERROR_INVALID_IMAGE" in err.value.why and "CUDA_ERROR_INVALID_PTX" in err.value.why
+
+
+def test_an_error_that_any_image_would_meet_quarantines_none(tmp_path: Path) -> None:
+    """Fault: a GPU that was full for a moment costs the op its best part for ever."""
+    put_image(tmp_path, "sm90", b"\x7fELF for 90")
+    loader = make(tmp_path, Counted(lambda *_: Toolchain()))
+    loader.device_image("toy", H100, (12, 4))
+    with pytest.raises(DriverError, match="CUDA_ERROR_OUT_OF_MEMORY"):
+        loader.refuse_image("toy", 0, "cuModuleLoadData: CUDA_ERROR_OUT_OF_MEMORY2")
+    assert loader.device_image("toy", H100, (12, 4)) == b"\x7fELF for 90" and not loader.state.refused
+
+
+def test_a_new_driver_tries_a_refused_image_again(tmp_path: Path) -> None:
+    """Fault: the verdict of an old driver outlives it."""
+    put_image(tmp_path, "sm90", b"\x7fELF for 90")
+    loader = make(tmp_path, Counted(lambda *_: Toolchain()))
+    loader.device_image("toy", H100, (12, 4))
+    loader.refuse_image("toy", 0, "CUDA_ERROR_NO_BINARY_FOR_GPU")
+    with pytest.raises(NoMatchingPart):
+        make(tmp_path, Counted(lambda *_: Toolchain())).device_image("toy", H100, (12, 4))
+    assert make(tmp_path).device_image("toy", H100, (13, 0)) == b"\x7fELF for 90"
 
 
 def test_an_image_is_built_for_the_very_device_and_its_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,4 +379,4 @@ def test_marks_of_a_loader_survive_an_unwritable_store(tmp_path: Path) -> None:
     blocker.touch()
     loader = make(tmp_path)
     assert loader.device_image("toy", H100, (12, 4)) == b"\x7fELF for 90"
-    assert isinstance(loader._marks(), Marks)
+    assert isinstance(loader._marks(None, loader.host), Marks)
