@@ -156,8 +156,7 @@ def plan_host(
     compiler, ffi = _host_tools(spec, toolchain)
     compile_flags, link_flags = host_flags(compiler.kind, host.system)
     sources, abi = sources_of(csrc, spec.host), ffi_abi(ffi.version)
-    headers = find_headers(csrc, sources)
-    source_digest = digest_of("host", sources, headers, abi)
+    source_digest = digest_of("host", sources, headers := find_headers(csrc, sources), abi)
     user = (*settings.cppflags, *settings.cflags, *settings.cxxflags)
     key = digest(
         {
