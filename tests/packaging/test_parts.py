@@ -246,25 +246,13 @@ def test_a_wrong_variable_ends_the_build(checkout: Path, tmp_path: Path, env: di
     assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["--config-settings=--build-option=build_ext -j8"],
-        ["--global-option=build_ext", "--global-option=-j8"],
-    ],
-    ids=["config-settings", "global-option"],
-)
-def test_pips_forms_of_j8(checkout: Path, tmp_path: Path, options: list[str]) -> None:
-    """Fault: the documented spelling for parallel compilers is refused by pip or by setuptools."""
-    pip = [sys.executable, "-m", "pip", "wheel"]
-    name = options[0].split("=")[0]
-    if name not in run(*pip, "--help", cwd=tmp_path).stdout:
-        pytest.skip(f"this pip has no {name}")
-    pip += ["-v", "--no-deps", "--no-build-isolation", "-w", str(tmp_path)]
-    run(*pip, *options, checkout, cwd=tmp_path)
+@pytest.mark.parametrize("option", ["--build-option", "--global-option"])
+def test_pips_forms_of_j8(checkout: Path, tmp_path: Path, option: str) -> None:
+    """Fault: the documented spelling for parallel compilers is refused, or never arrives."""
+    pip = [sys.executable, "-m", "pip", "wheel", "-v", "--no-deps", "--no-build-isolation", "-w", tmp_path]
+    run(*pip, f"--config-settings={option}=build_ext -j8", checkout, cwd=tmp_path)
     assert len(list(tmp_path.glob("deepspeed-*.whl"))) == 1
-    wrong = [option.replace("-j8", "-jmany") for option in options]
-    done = run(*pip, *wrong, checkout, cwd=tmp_path, check=False)
+    done = run(*pip, f"--config-settings={option}=build_ext -jmany", checkout, cwd=tmp_path, check=False)
     assert done.returncode != 0 and "parallel should be an integer" in done.stdout, "the option never arrives"
 
 
