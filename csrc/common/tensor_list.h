@@ -8,10 +8,7 @@
 #include <dlpack/dlpack.h>
 #include <tvm/ffi/tvm_ffi.h>
 
-#include <atomic>
 #include <cstdint>
-
-#include "common/parallel.h"
 
 namespace ds {
 
@@ -43,74 +40,52 @@ struct CollectArgs {
   int64_t n;            // tensors in each list
   int64_t counts;       // int64 [n], elements each must have
   int64_t device;       // type * 65536 + index each must be on
-  int64_t threads;      // upper limit
   int64_t lists;
   struct List {
-    int64_t items;  // PyObject* [n], or 0: leave this list out
+    int64_t items;  // PyObject* [n]
     int64_t dtype;  // code * 256 + bits each must have
     int64_t out;    // int64 [n], the last addresses (absent: 0); updated
   } list[4];
 };
 
-struct Collect {
-  const CollectArgs& args;
-  std::atomic<int64_t> moved{0};                      // bit l: an address of list l changed
-  std::atomic<int64_t> bad{INT64_MAX};                // the first (list * n + i) that does not fit
-  static constexpr int64_t kChunk = 256;              // tensors
-
-  // The address of tensor i, 0 where it is absent, -1 where it does not fit.
-  int64_t address(const CollectArgs::List& list, int64_t i) const {
-    auto* object = reinterpret_cast<char* const*>(list.items)[i];
-    if (reinterpret_cast<int64_t>(object) == args.none) return 0;
-    const int64_t type = *reinterpret_cast<const int64_t*>(object + args.type_offset);
-    if (type != args.types[0] && type != args.types[1]) return -1;
-    DLTensor t;
-    const auto* api = reinterpret_cast<const DLPackExchangeAPI*>(args.exchange);
-    if (api->dltensor_from_py_object_no_sync(object, &t) != 0) return -1;
-    const int64_t dtype = t.dtype.code * 256 + t.dtype.bits;
-    const int64_t device = static_cast<int64_t>(t.device.device_type) * 65536 + t.device.device_id;
-    const int64_t count = reinterpret_cast<const int64_t*>(args.counts)[i];
-    if (dtype != list.dtype || device != args.device || element_count(t) != count || !is_contiguous(t)) return -1;
-    return reinterpret_cast<int64_t>(t.data) + static_cast<int64_t>(t.byte_offset);
-  }
-
-  static void run(void* context, int64_t begin, int64_t end) {
-    auto& self = *static_cast<Collect*>(context);
-    const int64_t n = self.args.n, chunks = (n + kChunk - 1) / kChunk;
-    for (int64_t c = begin; c < end; ++c) {
-      const int64_t l = c / chunks, first = c % chunks * kChunk;
-      const CollectArgs::List& list = self.args.list[l];
-      if (list.items == 0) continue;
-      auto* out = reinterpret_cast<int64_t*>(list.out);
-      int64_t difference = 0;
-      for (int64_t i = first; i < n && i < first + kChunk; ++i) {
-        const int64_t now = self.address(list, i);
-        if (now == -1) {
-          int64_t seen = self.bad.load();
-          while (l * n + i < seen && !self.bad.compare_exchange_weak(seen, l * n + i)) {
-          }
-          return;
-        }
-        difference |= now ^ out[i];
-        out[i] = now;
-      }
-      if (difference != 0) self.moved.fetch_or(int64_t{1} << l);
-    }
-  }
-};
+// The address of one tensor, 0 where it is absent, -1 where it does not fit.
+inline int64_t address_of(const CollectArgs& args, const CollectArgs::List& list, int64_t i) {
+  auto* object = reinterpret_cast<char* const*>(list.items)[i];
+  if (reinterpret_cast<int64_t>(object) == args.none) return 0;
+  const int64_t type = *reinterpret_cast<const int64_t*>(object + args.type_offset);
+  if (type != args.types[0] && type != args.types[1]) return -1;
+  DLTensor t;
+  const auto* api = reinterpret_cast<const DLPackExchangeAPI*>(args.exchange);
+  if (api->dltensor_from_py_object_no_sync(object, &t) != 0) return -1;
+  const int64_t dtype = t.dtype.code * 256 + t.dtype.bits;
+  const int64_t device = static_cast<int64_t>(t.device.device_type) * 65536 + t.device.device_id;
+  const int64_t count = reinterpret_cast<const int64_t*>(args.counts)[i];
+  if (dtype != list.dtype || device != args.device || element_count(t) != count || !is_contiguous(t)) return -1;
+  return reinterpret_cast<int64_t>(t.data) + static_cast<int64_t>(t.byte_offset);
+}
 
 // Writes the addresses of up to four lists of Python tensors and says what moved. Arg: address of CollectArgs.
 //
-// The caller holds the GIL throughout (so nothing can change or free a tensor) and keeps the lists alive; helper threads
-// only read tensor metadata.
+// The caller holds the GIL (the exchange function takes it again for each tensor: helper threads would deadlock, and did)
+// and keeps the lists alive.
 // Returns a bit per list in which an address changed, or -1 - (list * n + i) for the first tensor that is of another type,
 // dtype, device or size, or not row-major contiguous; the outputs are then half updated and the caller packs anew.
 inline int64_t collect_addresses(int64_t address) {
-  Collect work{*reinterpret_cast<const CollectArgs*>(address)};
-  const int64_t chunks = (work.args.n + Collect::kChunk - 1) / Collect::kChunk * work.args.lists;
-  Pool::run(static_cast<int>(work.args.threads), chunks, Collect::run, &work);
-  const int64_t bad = work.bad.load();
-  return bad != INT64_MAX ? -1 - bad : work.moved.load();
+  const auto& args = *reinterpret_cast<const CollectArgs*>(address);
+  int64_t moved = 0;
+  for (int64_t l = 0; l < args.lists; ++l) {
+    const CollectArgs::List& list = args.list[l];
+    auto* out = reinterpret_cast<int64_t*>(list.out);
+    int64_t difference = 0;
+    for (int64_t i = 0; i < args.n; ++i) {
+      const int64_t now = address_of(args, list, i);
+      if (now == -1) return -1 - (l * args.n + i);
+      difference |= now ^ out[i];
+      out[i] = now;
+    }
+    if (difference != 0) moved |= int64_t{1} << l;
+  }
+  return moved;
 }
 
 }  // namespace ds

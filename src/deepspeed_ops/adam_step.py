@@ -98,7 +98,7 @@ class GpuStep:
         self._launcher.prepare_device(self._ordinal)
         wide = lists[0][0].dtype is torch.float64
         chunk = fused_adam_launch.chunk_elements(3 if wide else 0)
-        self.table = DeviceTable(op, self._launcher.collect_addresses, lists, torch.get_num_threads(), chunk)
+        self.table = DeviceTable(op, self._launcher.collect_addresses, lists, chunk)
         self._math = torch.float64 if wide else torch.float32
         self._coefficients: Tensor | None = None  # AdamStep [n], where steps differ or the device counts
         a = self._args = StepArgs(ordinal=self._ordinal, n=self.table.n, chunks=self.table.chunks.data_ptr())

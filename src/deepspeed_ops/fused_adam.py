@@ -102,7 +102,7 @@ def multi_tensor_check_finite(noop_flag: Tensor, gradients: Sequence[Tensor]) ->
         if not same:
             continue
         chunk = fused_adam_launch.chunk_elements(3 if dtype is torch.float64 else 0)
-        table = DeviceTable(OP, launcher.collect_addresses, (same, same, same, same), 1, chunk)
+        table = DeviceTable(OP, launcher.collect_addresses, (same, same, same, same), chunk)
         ordinal = noop_flag.device.index or 0
         a = StepArgs(ordinal=ordinal, stream=torch._C._cuda_getCurrentRawStream(ordinal), n=table.n, blocks=table.blocks)
         a.table, a.chunks, a.noop_flag = table.rows_for(0), table.chunks.data_ptr(), noop_flag.data_ptr()

@@ -41,7 +41,6 @@ class _CollectArgs(ctypes.Structure):
         ("n", ctypes.c_int64),
         ("counts", ctypes.c_int64),
         ("device", ctypes.c_int64),
-        ("threads", ctypes.c_int64),
         ("lists", ctypes.c_int64),
         ("list", _List * 4),
     ]
@@ -167,7 +166,6 @@ class TensorTable:
         op: name for error texts.
         collect: the host library's ``collect_addresses``, or None.
         p, g, m, v: what the first step works on; checked.
-        threads: how many threads may read metadata.
     """
 
     def __init__(
@@ -175,7 +173,6 @@ class TensorTable:
         op: str,
         collect: Callable[[int], int] | None,
         lists: tuple[list[Any], list[Any], list[Any], list[Any]],
-        threads: int = 1,
     ) -> None:
         p, g, m, _ = lists
         self.op, self.n = op, len(p)
@@ -188,19 +185,17 @@ class TensorTable:
         self._collect = collect if can_collect() else None
         if self._collect is not None:
             self._collect.release_gil = False  # type: ignore[attr-defined]
-            self._args = self._collect_args(threads)
+            self._args = self._collect_args()
             self._args_address = ctypes.addressof(self._args)
         self.temporaries: list[Tensor] = []  # gradients in another layout, copied; alive until the next step
         self.moved = self.refresh(*lists)
 
-    def _collect_args(self, threads: int) -> _CollectArgs:
+    def _collect_args(self) -> _CollectArgs:
         assert _OFFSETS is not None
         row = self.n * 8
         base = self.host.data_ptr()
         args = _CollectArgs(_EXCHANGE, id(None), _OFFSETS[1], (ctypes.c_int64 * 2)(*map(id, _PLAIN)), self.n)
         args.counts, args.device, args.lists = base + 4 * row, device_code(self.device), 4
-        # Below a thousand tensors a hand-over to helper threads costs more than they save.
-        args.threads = threads if self.n >= 1024 else 1
         for i in range(4):
             args.list[i].dtype, args.list[i].out = _DLPACK[self.dtypes[i]], base + i * row
         return args
@@ -286,10 +281,9 @@ class DeviceTable(TensorTable):
         op: str,
         collect: Callable[[int], int] | None,
         lists: tuple[list[Any], list[Any], list[Any], list[Any]],
-        threads: int,
         chunk_elements: int,
     ) -> None:
-        super().__init__(op, collect, lists, threads)
+        super().__init__(op, collect, lists)
         self.chunks, self.blocks = self._chunks(chunk_elements)
         self._rows = torch.empty((5, self.n), dtype=torch.int64, device=self.device)
         self._rows_belong_to_graph = False
