@@ -108,7 +108,8 @@ def way(what: str, resolution: Resolution) -> Way:
             rejected.append(f"{verdict.name}: {verdict.axis}: {verdict.why}")
     if resolution.choice is None:
         error = resolution.error()
-        return Way(what, "fail", error.what, tuple(rejected), error.fix)
+        how = error.what.removeprefix(f"op {resolution.op}: ").replace(f" {resolution.subject}", "")
+        return Way(what, "fail", how, tuple(rejected), error.fix)
     choice = resolution.choice
     how = f"load {choice.name} ({choice.why})" if choice.part is not None else choice.name
     return Way(what, resolution.action, how, (*others, *rejected))

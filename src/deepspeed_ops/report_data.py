@@ -115,7 +115,8 @@ class Report:
         for name in wanted:
             line = known.get(name)
             if line is not None and not line.compatible:
-                found[name] = "; ".join(f"{w.what}: {w.how}" for w in line.ways if w.action == "fail") or line.note
+                failed = ["; ".join([f"{w.what}: {w.how}", *w.why_not]) for w in line.ways if w.action == "fail"]
+                found[name] = "\n       ".join(failed) or line.note
         return found
 
 
