@@ -11,11 +11,12 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .gpus import Device, Driver, read_gpus
+if TYPE_CHECKING:
+    from .gpus import Device, Driver
 
-__all__ = ["Device", "Driver", "HostFacts", "detect", "filesystem_of", "filesystem_type", "is_network_filesystem"]
+__all__ = ["HostFacts", "detect", "filesystem_of", "filesystem_type", "is_network_filesystem"]
 
 _SYSTEMS = {"linux": "linux", "win32": "windows", "cygwin": "windows", "darwin": "macos"}
 _MACHINES = {"amd64": "x86_64", "x64": "x86_64", "x86_64": "x86_64", "arm64": "aarch64", "aarch64": "aarch64"}
@@ -113,6 +114,8 @@ def detect(
     cpu = _MACHINES.get(raw.lower(), raw.lower())
     libc, version = _try(lambda: c_library(root), ("", ()), notes) if name == "linux" else ("", ())
     features = _try(lambda: _features(name, cpu, root, notes), frozenset(), notes)
+    from .gpus import read_gpus  # a process that only loads host parts asks no GPU
+
     gpus = read_gpus(env, root, nvml)
     return HostFacts(
         system=name,

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib
 import json
 import re
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from .binaries import BinaryFacts, read_macho, read_pe
-from .cubin import GpuFacts, read_cubin, read_gpu, read_ptx
-from .elf import ElfFacts, read_elf
 from .errors import CorruptPart
+
+if TYPE_CHECKING:
+    from .binaries import BinaryFacts as BinaryFacts
+    from .binaries import read_macho as read_macho
+    from .binaries import read_pe as read_pe
+    from .cubin import GpuFacts as GpuFacts
+    from .cubin import read_cubin as read_cubin
+    from .cubin import read_gpu as read_gpu
+    from .cubin import read_ptx as read_ptx
+    from .elf import ElfFacts as ElfFacts
+    from .elf import read_elf as read_elf
 
 __all__ = [
     "BinaryFacts",
@@ -33,6 +42,22 @@ __all__ = [
     "read_ptx",
     "write_manifest",
 ]
+
+# Readers of finished parts. A process that only loads parts never reads one back, so they are imported when asked for.
+_READERS = {
+    **dict.fromkeys(("BinaryFacts", "read_macho", "read_pe"), "binaries"),
+    **dict.fromkeys(("GpuFacts", "read_cubin", "read_gpu", "read_ptx"), "cubin"),
+    **dict.fromkeys(("ElfFacts", "read_elf"), "elf"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _READERS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module(f".{_READERS[name]}", __package__), name)
+    globals()[name] = found
+    return found
+
 
 # Raised when a field changes its meaning; a reader refuses manifests of a later format.
 FORMAT = 1
@@ -202,6 +227,9 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
 
 def facts_as_fields(facts: GpuFacts | ElfFacts | BinaryFacts) -> Mapping[str, Any]:
     """The manifest fields that are read back from a finished part: pass them to :class:`Manifest` or ``replace``."""
+    from .cubin import GpuFacts
+    from .elf import ElfFacts
+
     if isinstance(facts, GpuFacts):
         return {"variant": facts.target.variant, "kernels": facts.kernels, "ptx_isa": facts.isa}
     if isinstance(facts, ElfFacts):
