@@ -58,6 +58,7 @@ class _Adam(torch.optim.Optimizer):
     """What both optimizers share: state, plans, checkpoints."""
 
     op: ClassVar[str]
+    _own: ClassVar[tuple[str, ...]]  # attributes of the class that a copy or a pickle takes along
     # GradScaler hands over its scale and whether any gradient was infinite, instead of waiting for the device.
     _step_supports_amp_scaling = True
 
@@ -87,7 +88,8 @@ class _Adam(torch.optim.Optimizer):
         self._prepare()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_adamw": self._adamw, "_capturable": self._capturable}
+        own = {name: self.__dict__[name] for name in self._own if name in self.__dict__}
+        return {**super().__getstate__(), "_adamw": self._adamw, "_capturable": self._capturable, **own}
 
     def _state_dtype(self, p: Tensor) -> torch.dtype:
         raise NotImplementedError
@@ -302,6 +304,8 @@ class FusedAdam(_Adam):
     """
 
     op = "fused_adam"
+    _own = ("adam_w_mode", "set_grad_none")
+    multi_tensor_adam = staticmethod(fused_adam.multi_tensor_adam)
 
     def __init__(
         self,
@@ -324,7 +328,6 @@ class FusedAdam(_Adam):
             group.setdefault("step", 0)
         self.adam_w_mode = 1 if adam_w_mode else 0
         self.set_grad_none = set_grad_none
-        self.multi_tensor_adam = fused_adam.multi_tensor_adam
 
     def _state_dtype(self, p: Tensor) -> torch.dtype:
         return p.dtype
@@ -389,6 +392,8 @@ class DeepSpeedCPUAdam(_Adam):
     """
 
     op = "cpu_adam"
+    _own = ("adam_w_mode", "fp32_optimizer_states", "opt_id")
+    ds_opt_adam = cpu_adam
     optimizer_id = 0
 
     def __init__(
@@ -410,10 +415,6 @@ class DeepSpeedCPUAdam(_Adam):
         self.opt_id = DeepSpeedCPUAdam.optimizer_id
         DeepSpeedCPUAdam.optimizer_id += 1
         self.adam_w_mode = adamw_mode
-        self.ds_opt_adam = cpu_adam
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "fp32_optimizer_states": self.fp32_optimizer_states, "opt_id": self.opt_id}
 
     def _state_dtype(self, p: Tensor) -> torch.dtype:
         return torch.float32 if self.fp32_optimizer_states else p.dtype

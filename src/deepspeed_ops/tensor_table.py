@@ -218,7 +218,10 @@ class TensorTable:
             args = self._args
             for i, tensors in enumerate((p, g, m, v)):
                 args.list[i].items = _items(tensors)
-            moved = self._collect(self._args_address)
+            try:
+                moved = self._collect(self._args_address)
+            except SystemError:  # torch refused a tensor and left its exception behind: the checks below say which
+                moved = -1
             if moved >= 0:
                 return moved
         return self._refresh_in_python((p, g, m, v))
