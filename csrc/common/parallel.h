@@ -1,7 +1,9 @@
-// A small pool of threads for memory-bound loops over chunks.
+// Threads for memory-bound loops over chunks: those of the OpenMP runtime that is in the process already (torch's), else a
+// small pool of our own.
 //
-// Why our own (docs/why/0002-cpu-threads.md): libgomp's workers spin after each region and do not survive fork; torch's
-// pool cannot be called without linking torch. Rules kept here:
+// Why (docs/why/0002-cpu-threads.md): OpenMP's workers keep spinning for a while after each of torch's operations, so
+// workers of another pool would fight them for the same cores (a fifth of the speed on two cores); but that runtime does not
+// survive fork, and may not be there. It is looked up, never linked. Rules kept here:
 //   * fixed chunks: what a chunk holds does not depend on the number of threads, so results do not either;
 //   * workers sleep between jobs, are started at the first job that needs them, and never more than the caller asked for,
 //     its affinity mask allows, or its cgroup's CPU quota pays for;
@@ -11,13 +13,16 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <cstdio>
+#include <exception>
 #include <mutex>
 #include <thread>
 
 #if defined(__linux__)
+#include <dlfcn.h>
 #include <pthread.h>
 #include <sched.h>
 #include <unistd.h>
@@ -30,19 +35,59 @@ namespace ds {
 // CPUs that this thread is allowed to use and its cgroup pays for; at least 1.
 inline int usable_cpus();
 
+// The OpenMP runtime of this process, by the entry points that gcc's and LLVM's runtimes share.
+class OpenMP {
+ public:
+  using Region = void (*)(void*);
+
+  // Runs region(context) on a team of up to `threads`; false where there is no runtime, or this process is a fork of the one
+  // that found it (its workers do not exist here).
+  static bool run(int threads, Region region, void* context) {
+#if defined(__linux__)
+    static const OpenMP found;
+    if (found.parallel_ == nullptr || found.process_ != getpid()) return false;
+    found.parallel_(region, context, static_cast<unsigned>(threads), 0);
+    return true;
+#else
+    return false;
+#endif
+  }
+
+#if defined(__linux__)
+  static int team_size() { return ask("omp_get_num_threads"); }
+  static int team_rank() { return ask("omp_get_thread_num"); }
+
+ private:
+  OpenMP() {
+    if (ask_address("omp_get_num_threads") == nullptr || ask_address("omp_get_thread_num") == nullptr) return;
+    parallel_ = reinterpret_cast<void (*)(Region, void*, unsigned, unsigned)>(ask_address("GOMP_parallel"));
+  }
+  static void* ask_address(const char* name) { return dlsym(RTLD_DEFAULT, name); }
+  static int ask(const char* name) { return reinterpret_cast<int (*)()>(ask_address(name))(); }
+
+  void (*parallel_)(Region, void*, unsigned, unsigned) = nullptr;
+  const pid_t process_ = getpid();
+#else
+  static int team_size() { return 1; }
+  static int team_rank() { return 0; }
+#endif
+};
+
 class Pool {
  public:
   using Body = void (*)(void* context, int64_t begin, int64_t end);
 
-  // Calls body(context, begin, end) so that [0, chunks) is covered once, on at most `threads` threads, this one included.
-  // Returns how many threads took part.
-  static int run(int threads, int64_t chunks, Body body, void* context) {
-    if (threads > chunks) threads = static_cast<int>(chunks);
+  // Calls body(context, begin, end) so that [0, chunks) is covered once, on at most `threads` threads, this one included;
+  // `grain` chunks are worth waking a thread for. Returns how many threads took part.
+  static int run(int threads, int64_t chunks, int64_t grain, Body body, void* context) {
+    if (threads > chunks / grain) threads = static_cast<int>(chunks / grain);
     if (threads > 1) {
       const int cpus = usable_cpus();
       if (threads > cpus) threads = cpus;
     }
     if (threads > kMaxThreads) threads = kMaxThreads;
+    Team team = {body, context, chunks, {1}};
+    if (threads > 1 && OpenMP::run(threads, Team::region, &team)) return team.size.load();
     Pool* pool = threads > 1 ? current() : nullptr;
     if (pool == nullptr || !pool->caller_.try_lock()) {
       if (chunks > 0) body(context, 0, chunks);
@@ -61,6 +106,21 @@ class Pool {
     void* context = nullptr;
     int64_t chunks = 0;
     int parts = 0;
+  };
+
+  // One job on an OpenMP team, whatever size the runtime grants.
+  struct Team {
+    Body body;
+    void* context;
+    int64_t chunks;
+    std::atomic<int> size;
+
+    static void region(void* address) {
+      Team& team = *static_cast<Team*>(address);
+      const int size = OpenMP::team_size(), rank = OpenMP::team_rank();
+      if (rank == 0) team.size.store(size);
+      run_part({team.body, team.context, team.chunks, size}, rank);
+    }
   };
 
   static Pool* current() {
@@ -95,13 +155,20 @@ class Pool {
     wake_.notify_all();
     run_part(job_, 0);
     std::unique_lock<std::mutex> guard(mutex_);
-    done_.wait(guard, [this] { return pending_ == 0; });
+    wait(done_, guard, [this] { return pending_ == 0; });
     return parts;
   }
 
   static void run_part(const Job& job, int part) {
     const int64_t begin = job.chunks * part / job.parts, end = job.chunks * (part + 1) / job.parts;
     if (begin < end) job.body(job.context, begin, end);
+  }
+
+  // condition_variable::wait without a limit is a symbol of libstdc++ 12: with one, gcc 11's library (RHEL 9) will do.
+  template <class Predicate>
+  static void wait(std::condition_variable& event, std::unique_lock<std::mutex>& guard, Predicate predicate) {
+    while (!event.wait_for(guard, std::chrono::hours(24), predicate)) {
+    }
   }
 
   void grow(int wanted) {
@@ -125,7 +192,7 @@ class Pool {
       Job job;
       {
         std::unique_lock<std::mutex> guard(mutex_);
-        wake_.wait(guard, [&] { return generation_ != seen; });
+        wait(wake_, guard, [&] { return generation_ != seen; });
         seen = generation_;
         job = job_;
       }
