@@ -68,6 +68,29 @@ inline X86Features x86_features() {
 }
 #endif
 
+// For a scope: rounds to nearest and keeps denormals. torch.set_flush_denormal and fesetround act on one thread, so without
+// this a result would depend on which thread took its chunk.
+class PlainFloats {
+#if DS_X86
+ public:
+  PlainFloats() : saved_(_mm_getcsr()) { _mm_setcsr(0x1f80); }  // the reset value: all exceptions masked
+  ~PlainFloats() { _mm_setcsr(saved_); }
+
+ private:
+  const unsigned saved_;
+#elif DS_ARM64 && !defined(_MSC_VER)
+ public:
+  PlainFloats() {
+    __asm__ volatile("mrs %0, fpcr" : "=r"(saved_));
+    __asm__ volatile("msr fpcr, %0" : : "r"(uint64_t{0}));
+  }
+  ~PlainFloats() { __asm__ volatile("msr fpcr, %0" : : "r"(saved_)); }
+
+ private:
+  uint64_t saved_;
+#endif
+};
+
 // Whether this CPU can run a level, by name. Unknown names are unsupported.
 inline bool level_supported(const char* name) {
 #if DS_X86

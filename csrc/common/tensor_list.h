@@ -40,7 +40,7 @@ struct CollectArgs {
   int64_t n;            // tensors in each list
   int64_t counts;       // int64 [n], elements each must have
   int64_t device;       // type * 65536 + index each must be on
-  int64_t lists;
+  int64_t first_list, end_list;  // which of the lists below to read
   struct List {
     int64_t items;  // PyObject* [n]
     int64_t dtype;  // code * 256 + bits each must have
@@ -73,7 +73,7 @@ inline int64_t address_of(const CollectArgs& args, const CollectArgs::List& list
 inline int64_t collect_addresses(int64_t address) {
   const auto& args = *reinterpret_cast<const CollectArgs*>(address);
   int64_t moved = 0;
-  for (int64_t l = 0; l < args.lists; ++l) {
+  for (int64_t l = args.first_list; l < args.end_list; ++l) {
     const CollectArgs::List& list = args.list[l];
     auto* out = reinterpret_cast<int64_t*>(list.out);
     int64_t difference = 0;

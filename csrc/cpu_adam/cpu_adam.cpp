@@ -76,6 +76,7 @@ struct Table {
 };
 
 void run_chunks(void* context, int64_t begin, int64_t end) {
+  const PlainFloats plain;
   auto& t = *static_cast<Table*>(context);
   // The tensor that holds chunk `begin`: the last one whose first chunk is not past it.
   int64_t lo = 0, hi = t.n - 1;

@@ -56,6 +56,8 @@ class CpuStep:
         lists: p, g, m, v: ``n`` tensors each, a gradient may be None.
     """
 
+    fixed_storage = False
+
     def __init__(self, op: str, lists: Lists) -> None:
         dtypes = {x.dtype for x in lists[0]}
         if torch.float64 in dtypes:
@@ -71,7 +73,7 @@ class CpuStep:
         """Update p, m, v and count the step; does nothing where ``amp.found_inf`` is not 0."""
         if amp.found_inf is not None and float(amp.found_inf):
             return
-        self.table.refresh(*lists)
+        self.table.refresh(*lists, self.fixed_storage)
         counters.add_(self.table.host[1] != 0)
         a = self._args
         a.steps, a.threads = counters.data_ptr(), torch.get_num_threads()
@@ -89,6 +91,8 @@ class GpuStep:
         op: name for error texts.
         lists: p, g, m, v: ``n`` tensors each, a gradient may be None.
     """
+
+    fixed_storage = False
 
     def __init__(self, op: str, lists: Lists) -> None:
         self.op = op
@@ -125,7 +129,7 @@ class GpuStep:
             amp: gradients are divided by ``grad_scale``; nothing happens where ``found_inf`` is not 0.
             noop_flag: int32 ``[1]`` on the device; nothing happens where it is not 0.
         """
-        moved = self.table.refresh(*lists)
+        moved = self.table.refresh(*lists, self.fixed_storage)
         a = self._args
         a.stream = torch._C._cuda_getCurrentRawStream(self._ordinal)
         a.table = self.table.rows_for(moved)

@@ -41,7 +41,8 @@ class _CollectArgs(ctypes.Structure):
         ("n", ctypes.c_int64),
         ("counts", ctypes.c_int64),
         ("device", ctypes.c_int64),
-        ("lists", ctypes.c_int64),
+        ("first_list", ctypes.c_int64),
+        ("end_list", ctypes.c_int64),
         ("list", _List * 4),
     ]
 
@@ -195,16 +196,17 @@ class TensorTable:
         row = self.n * 8
         base = self.host.data_ptr()
         args = _CollectArgs(_EXCHANGE, id(None), _OFFSETS[1], (ctypes.c_int64 * 2)(*map(id, _PLAIN)), self.n)
-        args.counts, args.device, args.lists = base + 4 * row, device_code(self.device), 4
+        args.counts, args.device = base + 4 * row, device_code(self.device)
         for i in range(4):
             args.list[i].dtype, args.list[i].out = _DLPACK[self.dtypes[i]], base + i * row
         return args
 
-    def refresh(self, p: list[Any], g: list[Any], m: list[Any], v: list[Any]) -> int:
+    def refresh(self, p: list[Any], g: list[Any], m: list[Any], v: list[Any], only_gradients: bool = False) -> int:
         """Read all addresses anew.
 
         Args:
             p, g, m, v: ``n`` tensors each; a gradient may be None.
+            only_gradients: the caller promises that the others are where they were.
 
         Returns:
             A bit per list (p 1, g 2, m 4, v 8) in which an address changed.
@@ -216,8 +218,10 @@ class TensorTable:
             self.temporaries = []
         if self._collect is not None:
             args = self._args
-            for i, tensors in enumerate((p, g, m, v)):
-                args.list[i].items = _items(tensors)
+            args.first_list, args.end_list = (1, 2) if only_gradients else (0, 4)
+            args.list[1].items = _items(g)
+            if not only_gradients:
+                args.list[0].items, args.list[2].items, args.list[3].items = _items(p), _items(m), _items(v)
             try:
                 moved = self._collect(self._args_address)
             except SystemError:  # torch refused a tensor and left its exception behind: the checks below say which
