@@ -2,9 +2,9 @@
 
 The bound: ``|got - ref| <= k * eps(float32) * (|ref| + scale) + one rounding to the storage dtype``.
 
-``scale`` is the running error of float32 arithmetic in units of eps/2 (see reference.py), so k = 1 already allows twice the
-first-order error; the terms of second order, which the analysis leaves out, are a millionth of it. Storing to float16 or
-bfloat16 rounds once more: half an eps of that dtype, or half its smallest denormal.
+``scale`` is the running error of float32 arithmetic in units of eps/2 (see reference.py), so k = 1 already allows
+twice the first-order error; the terms of second order, which the analysis leaves out, are a millionth of it. Storing
+to float16 or bfloat16 rounds once more: half an eps of that dtype, or half its smallest denormal.
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ def bound(ref: Tensor, scale: Tensor, dtype: torch.dtype, eps: float = EPS32, k:
     return allowed
 
 
-def assert_close(
-    name: str, got: Tensor, ref: Tensor, scale: Tensor, *, eps: float = EPS32, k: float = K
-) -> None:
+def assert_close(name: str, got: Tensor, ref: Tensor, scale: Tensor, *, eps: float = EPS32, k: float = K) -> None:
     """Raise :class:`Mismatch` naming the worst element where ``got`` lies outside the bound.
 
     Args:
@@ -45,7 +43,7 @@ def assert_close(
         raise Mismatch(f"{name}: shape {tuple(got.shape)}, expected {tuple(ref.shape)}")
     wide = got.detach().to("cpu", torch.float64)
     expected = ref.detach().cpu()
-    if got.dtype in (torch.float16, torch.bfloat16):  # what is too large for the storage dtype is infinite in it
+    if got.dtype is not torch.float64:  # what is too large for the storage dtype is infinite in it
         narrow = expected.to(got.dtype)
         expected = torch.where(narrow.isinf(), narrow.to(torch.float64), expected)
     if not torch.equal(wide.isnan(), expected.isnan()):
@@ -73,4 +71,6 @@ def assert_bits(name: str, got: Tensor, expected: Tensor) -> None:
     if not torch.equal(a, b):
         bad = (a != b).nonzero()
         at = tuple(bad[0].tolist())
-        raise Mismatch(f"{name}: {len(bad)} of {got.numel()} differ, first at {at}: {got[at]!r}, expected {expected[at]!r}")
+        raise Mismatch(
+            f"{name}: {len(bad)} of {got.numel()} differ, first at {at}: {got[at]!r}, expected {expected[at]!r}"
+        )

@@ -2,11 +2,11 @@
 
 Formula: Kingma & Ba 2015, algorithm 1; Loshchilov & Hutter 2019, algorithm 2.
 
-Beside each result stands a *scale*: the sum of the rounding errors that float32 arithmetic makes on the way to it, first
-order, in units of one float32 rounding (u = eps / 2). It is found by a running error analysis: every operation adds the
-magnitude of its result (its own rounding) and passes on the errors of its operands. Where a result is the difference of
-large numbers its scale is large, as it must be. Constants (beta, lr, ...) count one rounding each; fma counts as two
-operations, so the bound holds for levels with and without it.
+Beside each result stands a *scale*: the sum of the rounding errors that float32 arithmetic makes on the way to it,
+first order, in units of one float32 rounding (u = eps / 2). It is found by a running error analysis: every operation
+adds the magnitude of its result (its own rounding) and passes on the errors of its operands. Where a result is the
+difference of large numbers its scale is large, as it must be. Constants (beta, lr, ...) count one rounding each; fma
+counts as two operations, so the bound holds for levels with and without it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ class _Number:
 
     def __truediv__(self, other: _Number) -> _Number:
         value = self.value / other.value
-        return self._rounded(value, (self.error + other.error * value.abs()) / other.value.abs())
+        error = (self.error + other.error * value.abs()) / other.value.abs()
+        return self._rounded(value, error.nan_to_num(nan=0.0))  # x / infinity is exactly 0
 
     def sqrt(self) -> _Number:
         value = self.value.sqrt()

@@ -42,7 +42,7 @@ def sign_flip(i: Inputs) -> tuple[Tensor, ...]:
 
 def shuffled(i: Inputs) -> tuple[Tensor, ...]:
     p, m, v = right(i)
-    return torch.cat((p[:N // 2].flip(0), p[N // 2:])), m, v
+    return torch.cat((p[: N // 2].flip(0), p[N // 2 :])), m, v
 
 
 def tail_unwritten(i: Inputs) -> tuple[Tensor, ...]:
