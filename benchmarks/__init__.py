@@ -1,1 +1,1 @@
-"""Benchmarks: each verifies what it times, measures its ceiling and its peers in the same run, and appends to results/."""
+"""Benchmarks: each verifies what it times and measures its ceiling and its peers in the same run. Results: results/."""

@@ -1,5 +1,5 @@
-"""DeepSpeedCPUAdam: 2^27 elements (2^25 with --quick); against torch's fused CPU AdamW, DeepSpeed's own kernel where its
-sources are given, and a STREAM triad of the same run as the ceiling.
+"""DeepSpeedCPUAdam: 2^27 elements (2^25 with --quick); against torch's fused CPU AdamW, DeepSpeed's own kernel where
+its sources are given, and a STREAM triad of the same run as the ceiling.
 
 Bytes: p, m and v are read and written, g is read: 28 an element in float32. Works are timed in turn.
 DeepSpeed's kernel: point ``DS_BENCH_DEEPSPEED`` at a Python whose environment has DeepSpeed's sdist installed
@@ -59,7 +59,15 @@ def one(n: int, dtype: torch.dtype, ceiling: float) -> dict[str, Any]:
     peers: dict[str, Any] = {name: round(record.quartiles(t)[1], 1) for name, t in times.items()}
     peers.update(_deepspeed(n, dtype))
     facts = {"case": f"2^{n.bit_length() - 1} elements, float32 state", "simd": cpu_adam.simd_level()}
-    return {"op": OP, **facts, "dtype": str(dtype)[6:], "elements": n, "threads": torch.get_num_threads(), **result, "peers": peers}
+    return {
+        "op": OP,
+        **facts,
+        "dtype": str(dtype)[6:],
+        "elements": n,
+        "threads": torch.get_num_threads(),
+        **result,
+        "peers": peers,
+    }
 
 
 def _deepspeed(n: int, dtype: torch.dtype) -> dict[str, Any]:
@@ -83,8 +91,18 @@ def run(folder: Path | None = None, quick: bool = False) -> list[dict[str, Any]]
     records = [{**r, **facts} for r in records]
     record.save(OP, records, folder)
     rows = [
-        (r["case"], r["dtype"], r["simd"], f"{r['ours_us'] / 1e3:,.2f}", f"{r['gbps']:,.1f}", f"{100 * r['fraction']:.0f} %", str(r["peers"]))
+        (
+            r["case"],
+            r["dtype"],
+            r["simd"],
+            f"{r['ours_us'] / 1e3:,.2f}",
+            f"{r['gbps']:,.1f}",
+            f"{100 * r['fraction']:.0f} %",
+            str(r["peers"]),
+        )
         for r in records
     ]
-    record.table(f"cpu_adam on {facts['device']}", rows, ("case", "dtype", "level", "ms", "GB/s", "of triad", "peers, us"))
+    record.table(
+        f"cpu_adam on {facts['device']}", rows, ("case", "dtype", "level", "ms", "GB/s", "of triad", "peers, us")
+    )
     return records

@@ -9,6 +9,7 @@ import sys
 import time
 
 import torch
+
 from deepspeed.ops.adam import DeepSpeedCPUAdam
 
 n, dtype = int(sys.argv[1]), getattr(torch, sys.argv[2])

@@ -39,7 +39,7 @@ def copy_gbps(moved_bytes: float) -> float:
 
 
 def verify(dtype: torch.dtype) -> None:
-    """Three steps agree with torch's AdamW in float64 to 24 eps; half formats (moments too) with our CPU kernel bit for bit."""
+    """Three steps agree with torch in float64 to 24 eps; half formats, moments too, with our CPU kernel bit for bit."""
     shapes = [(1023,), (64, 33), (1,)]
     ours, before = parameters(shapes, dtype), parameters(shapes, dtype)
     if dtype in (torch.float32, torch.float64):
@@ -63,7 +63,9 @@ def verify(dtype: torch.dtype) -> None:
             assert error < 24 * torch.finfo(dtype).eps, (dtype, error)
 
 
-def one(case: str, shapes: list[tuple[int, ...]], dtype: torch.dtype, peers: dict[str, Callable[..., Any]]) -> dict[str, Any]:
+def one(
+    case: str, shapes: list[tuple[int, ...]], dtype: torch.dtype, peers: dict[str, Callable[..., Any]]
+) -> dict[str, Any]:
     """One case: ours and the peers by device time, from Python's step()."""
     n = sum(torch.Size(s).numel() for s in shapes)
     moved_bytes = 7 * n * torch.finfo(dtype).bits // 8
@@ -119,7 +121,10 @@ def small_tensors() -> list[dict[str, Any]]:
     replay = record.bandwidth(record.gpu_us(graph.replay), moved_bytes, None)
     base = {"op": OP, "dtype": "float32", "elements": 768 * 4000}
     return [
-        *({**base, "case": f"4,000 tensors of 768, eager, a step in a loop{n}", **t, "peers": peers} for n, t in eager.items()),
+        *(
+            {**base, "case": f"4,000 tensors of 768, eager, a step in a loop{n}", **t, "peers": peers}
+            for n, t in eager.items()
+        ),
         {**base, "case": "4,000 tensors of 768, CUDA graph, device time", **replay, "peers": {}},
     ]
 
@@ -133,7 +138,14 @@ def run(folder: Path | None = None, quick: bool = False) -> list[dict[str, Any]]
     torch_foreach = lambda p, **k: torch.optim.AdamW(p, foreach=True, **k)  # noqa: E731
     for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
         verify(dtype)
-    records = [one("BERT-large shapes", bert_large(), torch.float32, {"torch_fused": torch_fused, "torch_foreach": torch_foreach})]
+    records = [
+        one(
+            "BERT-large shapes",
+            bert_large(),
+            torch.float32,
+            {"torch_fused": torch_fused, "torch_foreach": torch_foreach},
+        )
+    ]
     records.append(one("BERT-large shapes", bert_large(), torch.bfloat16, {"torch_fused": torch_fused}))
     if not quick:
         records.append(one("2^30 elements", [(2**30,)], torch.float32, {"torch_fused": torch_fused}))

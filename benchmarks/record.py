@@ -21,12 +21,14 @@ ROOT = Path(__file__).parent.parent
 
 def git(*args: str) -> str:
     """A git command's output, or "" outside a checkout."""
-    done = subprocess.run(["git", *args], cwd=ROOT, capture_output=True, encoding="utf-8", errors="replace", check=False)
+    done = subprocess.run(
+        ["git", *args], cwd=ROOT, capture_output=True, encoding="utf-8", errors="replace", check=False
+    )
     return done.stdout.strip()
 
 
 def commit() -> tuple[str, bool]:
-    """Commit and whether the tree differs from it; ``DS_BENCH_COMMIT`` (``hash`` or ``hash+dirty``) where git is absent."""
+    """Commit, and whether the tree differs; ``DS_BENCH_COMMIT`` (``hash`` or ``hash+dirty``) where git is absent."""
     said = os.environ.get("DS_BENCH_COMMIT")
     if said:
         return said.removesuffix("+dirty"), said.endswith("+dirty")
@@ -67,7 +69,9 @@ def where(device: torch.device) -> dict[str, Any]:
     }
 
 
-def gpu_us(work: Callable[[], Any], repeats: int = 40, warm_up: int = 5, flush: torch.Tensor | None = None) -> list[float]:
+def gpu_us(
+    work: Callable[[], Any], repeats: int = 40, warm_up: int = 5, flush: torch.Tensor | None = None
+) -> list[float]:
     """Device time of each call, us, by events; ``flush`` is overwritten before each call to empty the L2 cache."""
     for _ in range(warm_up):
         work()

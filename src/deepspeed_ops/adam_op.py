@@ -1,7 +1,7 @@
 """The functional form of an Adam step: lists of any plain tensors, split by dtype, updated in place.
 
-``torch.ops.deepspeed.cpu_adam_`` and ``fused_adam_`` are this function under the dispatcher. Tables of recent calls are kept,
-so that a compiled training step, which calls with the same parameters again, packs them once.
+``torch.ops.deepspeed.cpu_adam_`` and ``fused_adam_`` are this function under the dispatcher. Tables of recent calls
+are kept, so that a compiled training step, which calls with the same parameters again, packs them once.
 """
 
 from __future__ import annotations
@@ -13,23 +13,16 @@ import torch
 from torch import Tensor
 
 from deepspeed_ops.adam_scalars import AdamScalars
-from deepspeed_ops.adam_step import Amp, GpuStep, Lists, Step, make_step
+from deepspeed_ops.adam_step import AdamStep, GpuStep, Lists, make_step
 from deepspeed_ops.op_builder.errors import TensorError, UsageError
+from deepspeed_ops.table_optimizer import Amp
+from deepspeed_ops.tensor_checks import groups_by_dtype
 
 _KEPT = 16  # tables
-_tables: OrderedDict[tuple[object, ...], Step] = OrderedDict()
+_tables: OrderedDict[tuple[object, ...], AdamStep] = OrderedDict()
 
 
-def groups_by_dtype(p: Sequence[Tensor], g: Sequence[Tensor | None], m: Sequence[Tensor]) -> list[list[int]]:
-    """Positions of tensors with a gradient, grouped so that p, g and m have one dtype each and one device."""
-    groups: dict[tuple[object, ...], list[int]] = {}
-    for i, (pi, gi, mi) in enumerate(zip(p, g, m, strict=True)):
-        if gi is not None:
-            groups.setdefault((pi.device, pi.dtype, gi.dtype, mi.dtype), []).append(i)
-    return list(groups.values())
-
-
-def _step_for(op: str, lists: Lists) -> Step:
+def _step_for(op: str, lists: Lists) -> AdamStep:
     p, g, m, _ = lists
     first = next(x for x in g if x is not None)
     key = (op, p[0].device, p[0].dtype, first.dtype, m[0].dtype, tuple((x.data_ptr(), x.numel()) for x in p))
@@ -70,19 +63,22 @@ def adam_(
         raise TensorError(f"{op}: p, g, m, v, steps have {sizes} tensors", "expected as many of each", "")
     for i, count in enumerate(steps):
         if count.dtype is not torch.int64 or count.numel() != 1:
-            raise TensorError(f"{op}: steps[{i}] is {count.dtype} {tuple(count.shape)}", "expected one int64 element", "")
+            raise TensorError(
+                f"{op}: steps[{i}] is {count.dtype} {tuple(count.shape)}", "expected one int64 element", ""
+            )
     for part in groups_by_dtype(p, g, m):
-        chosen = tuple([x[i] for i in part] for x in lists)
+        chosen = [[x[i] for i in part] for x in lists]
         counters = torch.stack([steps[i].reshape(()) for i in part])
         if lr is not None and counters.device.type == "cpu" and p[part[0]].device.type == "cuda":
-            raise UsageError(f"{op}: lr is a tensor on {lr.device} and the steps are on the CPU", "", "steps on the GPU")
-        step = _step_for(op, chosen)  # type: ignore[arg-type]
+            raise UsageError(
+                f"{op}: lr is a tensor on {lr.device} and the steps are on the CPU", "", "steps on the GPU"
+            )
+        step = _step_for(op, chosen)
+        moved = step.look(chosen)
         if isinstance(step, GpuStep):
-            step.run(chosen, counters, scalars, lr, amp or Amp(), noop_flag)  # type: ignore[arg-type]
+            step.launch(moved, counters, scalars, lr, amp or Amp(), noop_flag)
         else:
-            step.run(chosen, counters, scalars, lr, amp or Amp())  # type: ignore[arg-type]
+            step.launch(moved, counters, scalars, lr, amp or Amp())
         for i, counter in zip(part, counters.unbind(), strict=True):
             steps[i].copy_(counter.reshape(steps[i].shape))
     torch.autograd.graph.increment_version([*p, *m, *v])
-
-

@@ -71,5 +71,7 @@ def _number(op: str, name: str, value: Any) -> float:
         try:
             value = value.__float__()
         except AttributeError:
-            raise DtypeError(f"{op}: {name} is {value!r}", f"expected a number, found {type(value).__name__}", "") from None
+            raise DtypeError(
+                f"{op}: {name} is {value!r}", f"expected a number, found {type(value).__name__}", ""
+            ) from None
     return float(value)

@@ -1,15 +1,16 @@
 """One Adam step over the tensors of one table: on the CPU, or on one GPU.
 
-A table's tensors share dtypes and device. ``counters`` is int64 ``[n]``: how many steps each tensor has taken; a step counts
-up those that have a gradient. On a GPU the counters lie on the host as long as the host alone decides whether a step counts,
-and on the device where the device does (a captured graph, ``found_inf``): then nothing waits for the device.
+A table's tensors share dtypes and device. ``counters`` is int64 ``[n]``: how many steps each tensor has taken; a step
+counts up those that have a gradient. On a GPU the counters lie on the host as long as the host alone decides whether a
+step counts, and on the device where the device does (a captured graph, ``found_inf``): then nothing waits for the
+device.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,12 +18,14 @@ from torch import Tensor
 
 from deepspeed_ops import fused_adam_launch
 from deepspeed_ops.adam_scalars import AdamScalars
+from deepspeed_ops.device_table import DeviceTable
 from deepspeed_ops.fused_adam_launch import StepArgs
 from deepspeed_ops.op_builder import loader
 from deepspeed_ops.op_builder.errors import DtypeError, UsageError
-from deepspeed_ops.tensor_table import DeviceTable, TensorTable
+from deepspeed_ops.table_optimizer import Amp
+from deepspeed_ops.tensor_table import TensorTable
 
-Lists = tuple[list[Any], list[Any], list[Any], list[Any]]
+Lists = Sequence[list[Any]]
 
 
 class CpuStepArgs(ctypes.Structure):
@@ -33,14 +36,6 @@ class CpuStepArgs(ctypes.Structure):
         *((name, ctypes.c_double) for name in ("lr", "beta1", "beta2", "eps", "weight_decay", "grad_scale")),
         *((name, ctypes.c_int64) for name in ("adamw", "bias_correction", "threads")),
     ]
-
-
-@dataclass(frozen=True)
-class Amp:
-    """What a gradient scaler hands over: tensors of one float32 element, or None."""
-
-    grad_scale: Tensor | None = None
-    found_inf: Tensor | None = None
 
 
 def simd_request() -> str:
@@ -69,12 +64,16 @@ class CpuStep:
         self._args = CpuStepArgs(table=self.table.address, n=self.table.n)
         self._args.p_format, self._args.g_format, self._args.state_format = self.table.formats[:3]
 
-    def run(self, lists: Lists, counters: Tensor, scalars: AdamScalars, lr: Tensor | None, amp: Amp) -> None:
+    def look(self, lists: Lists) -> int:
+        """Read and check the addresses; which lists moved."""
+        return self.table.refresh(lists, self.fixed_storage)
+
+    def launch(self, moved: int, counters: Tensor, scalars: AdamScalars, lr: Tensor | None, amp: Amp) -> None:
         """Update p, m, v and count the step; does nothing where ``amp.found_inf`` is not 0."""
+        del moved  # the table on the host is the one that is read
         if amp.found_inf is not None and float(amp.found_inf):
             return
-        self.table.refresh(*lists, self.fixed_storage)
-        counters.add_(self.table.host[1] != 0)
+        counters.add_(self.table.present)
         a = self._args
         a.steps, a.threads = counters.data_ptr(), torch.get_num_threads()
         a.lr = scalars.lr if lr is None else float(lr)
@@ -110,9 +109,13 @@ class GpuStep:
         a.p_format, a.g_format, a.state_format = self.table.formats[:3]
         self._address = ctypes.addressof(a)
 
-    def run(
+    def look(self, lists: Lists) -> int:
+        """Read and check the addresses; which lists moved."""
+        return self.table.refresh(lists, self.fixed_storage)
+
+    def launch(
         self,
-        lists: Lists,
+        moved: int,
         counters: Tensor,
         scalars: AdamScalars,
         lr: Tensor | None,
@@ -122,21 +125,20 @@ class GpuStep:
         """Update p, m, v on the current stream of the device and count the step.
 
         Args:
-            lists: as at construction; addresses are read anew.
+            moved: from :meth:`look`.
             counters: int64 ``[n]``, on the host or on the device.
             scalars: with ``lr`` for the case that the next argument is None.
             lr: float32 tensor of one element on the device; needs device counters.
             amp: gradients are divided by ``grad_scale``; nothing happens where ``found_inf`` is not 0.
             noop_flag: int32 ``[1]`` on the device; nothing happens where it is not 0.
         """
-        moved = self.table.refresh(*lists, self.fixed_storage)
         a = self._args
         a.stream = torch._C._cuda_getCurrentRawStream(self._ordinal)
         a.table = self.table.rows_for(moved)
         a.lr = scalars.lr
         a.beta1, a.beta2, a.eps, a.weight_decay = scalars.beta1, scalars.beta2, scalars.eps, scalars.weight_decay
         a.adamw, a.bias_correction = scalars.adamw, scalars.bias_correction
-        keep = (_device_scalar(amp.grad_scale, lists[0][0]), _device_scalar(amp.found_inf, lists[0][0]))
+        keep = (_device_scalar(amp.grad_scale, self.table.device), _device_scalar(amp.found_inf, self.table.device))
         a.grad_scale, a.found_inf = (0 if t is None else t.data_ptr() for t in keep)
         a.noop_flag = 0 if noop_flag is None else noop_flag.data_ptr()
         if counters.device.type == "cpu":
@@ -152,7 +154,7 @@ class GpuStep:
                 "a replay would repeat the bias correction of the captured step",
                 "FusedAdam(..., capturable=True)",
             )
-        present = self.table.host[1] != 0
+        present = self.table.present
         counters.add_(present)
         counted = counters if bool(present.all()) else counters[present]
         if counted.numel() == 0:
@@ -179,17 +181,17 @@ class GpuStep:
         self._launcher.prepare_steps(self._address)
 
 
-def _device_scalar(x: Tensor | None, like: Tensor) -> Tensor | None:
-    """A scaler's value as float32 on the device of ``like``; it may live on another one."""
-    if x is None or (x.dtype is torch.float32 and x.device == like.device):
+def _device_scalar(x: Tensor | None, device: torch.device) -> Tensor | None:
+    """A scaler's value as float32 on a device; it may live on another one."""
+    if x is None or (x.dtype is torch.float32 and x.device == device):
         return x
-    return x.to(device=like.device, dtype=torch.float32, non_blocking=True)
+    return x.to(device=device, dtype=torch.float32, non_blocking=True)
 
 
-Step = CpuStep | GpuStep
+AdamStep = CpuStep | GpuStep
 
 
-def make_step(op: str, lists: Lists) -> Step:
+def make_step(op: str, lists: Lists) -> AdamStep:
     """A step for tensors that share dtypes and device.
 
     Raises:
@@ -204,4 +206,6 @@ def make_step(op: str, lists: Lists) -> Step:
         return CpuStep(op, lists)
     if p.device.type == "cuda":
         return GpuStep(op, lists)
-    raise UsageError(f"{op}: parameters are on {p.device}", "there are kernels for cpu and cuda", "use torch.optim.AdamW")
+    raise UsageError(
+        f"{op}: parameters are on {p.device}", "there are kernels for cpu and cuda", "use torch.optim.AdamW"
+    )

@@ -16,7 +16,7 @@ from deepspeed_ops.adam_step import CpuStepArgs, simd_request
 from deepspeed_ops.op_builder import loader
 from deepspeed_ops.op_builder.errors import DtypeError, TensorError, UsageError
 from deepspeed_ops.registry import register
-from deepspeed_ops.tensor_table import FORMATS, check_updated, is_plain, laid_out_like
+from deepspeed_ops.tensor_checks import FORMATS, check_updated, is_plain, laid_out_like
 
 OP = "cpu_adam"
 log = logging.getLogger("deepspeed_ops")
@@ -108,14 +108,18 @@ def adam_update(
         TensorError, DtypeError: a tensor that cannot be updated in place, or dtypes that do not go together.
     """
     if optimizer_id not in _modes:
-        raise UsageError(f"{OP}: optimizer id {optimizer_id} is unknown", "create_adam was not called for it", "create_adam(...)")
+        raise UsageError(
+            f"{OP}: optimizer id {optimizer_id} is unknown", "create_adam was not called for it", "create_adam(...)"
+        )
     if step < 1:
         raise UsageError(f"{OP}: step is {step}", "the first step is 1", "step=1")
     scalars = checked(OP, lr, (beta1, beta2), epsilon, weight_decay, _modes[optimizer_id], bias_correction)
     tensors = _checked_tensors(params, grads, exp_avg, exp_avg_sq)
     columns = (ctypes.c_int64 * 5)(*(x.data_ptr() for x in tensors), params.numel())
     counter = ctypes.c_int64(step)
-    args = CpuStepArgs(ctypes.addressof(columns), ctypes.addressof(counter), 1, *(FORMATS[x.dtype] for x in tensors[:3]))
+    args = CpuStepArgs(
+        ctypes.addressof(columns), ctypes.addressof(counter), 1, *(FORMATS[x.dtype] for x in tensors[:3])
+    )
     args.lr, args.beta1, args.beta2, args.eps = scalars.lr, scalars.beta1, scalars.beta2, scalars.eps
     args.weight_decay, args.grad_scale, args.threads = scalars.weight_decay, 1.0, torch.get_num_threads()
     args.adamw, args.bias_correction = scalars.adamw, scalars.bias_correction
@@ -127,13 +131,17 @@ def adam_update(
 def _checked_tensors(p: Tensor, g: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, ...]:
     for name, x in (("params", p), ("grads", g), ("exp_avg", m), ("exp_avg_sq", v)):
         if not is_plain(x) or x.device.type != "cpu":
-            raise TensorError(f"{OP}: {name} is a {type(x).__name__} on {x.device}", "expected a CPU tensor", f"{name}.cpu()")
+            raise TensorError(
+                f"{OP}: {name} is a {type(x).__name__} on {x.device}", "expected a CPU tensor", f"{name}.cpu()"
+            )
         if x.dtype not in FORMATS or x.dtype is torch.float64:
             raise DtypeError(f"{OP}: {name} is {x.dtype}", "expected float32, float16 or bfloat16", "")
         if name != "grads":
             check_updated(OP, name, 0, x)
         if name.startswith("exp") and (x.shape != p.shape or x.stride() != p.stride()):
-            raise TensorError(f"{OP}: {name} has shape {tuple(x.shape)}", f"params has {tuple(p.shape)}, or other strides", "")
+            raise TensorError(
+                f"{OP}: {name} has shape {tuple(x.shape)}", f"params has {tuple(p.shape)}, or other strides", ""
+            )
     if m.dtype != v.dtype:
         raise DtypeError(f"{OP}: exp_avg is {m.dtype} and exp_avg_sq {v.dtype}", "expected one dtype", "")
     return p, laid_out_like(OP, 0, g, p), m, v

@@ -14,11 +14,11 @@ from torch import Tensor
 from deepspeed_ops import fused_adam_launch
 from deepspeed_ops.adam_op import adam_
 from deepspeed_ops.adam_scalars import checked
-from deepspeed_ops.adam_step import Amp
+from deepspeed_ops.device_table import DeviceTable
 from deepspeed_ops.fused_adam_launch import StepArgs
 from deepspeed_ops.op_builder.errors import TensorError, UsageError
 from deepspeed_ops.registry import register
-from deepspeed_ops.tensor_table import DeviceTable
+from deepspeed_ops.table_optimizer import Amp
 
 OP = "fused_adam"
 
@@ -81,7 +81,8 @@ def multi_tensor_adam(
 
 
 def multi_tensor_check_finite(noop_flag: Tensor, gradients: Sequence[Tensor]) -> None:
-    """Set ``noop_flag`` to 1 where any gradient is infinite or NaN; never back to 0, and without waiting for the device.
+    """Set ``noop_flag`` to 1 where any gradient is infinite or NaN; never back to 0, and without waiting for the
+    device.
 
     Args:
         noop_flag: int32 tensor of one element on the gradients' device. Mutated.
@@ -91,7 +92,9 @@ def multi_tensor_check_finite(noop_flag: Tensor, gradients: Sequence[Tensor]) ->
         TensorError, DtypeError: a gradient that is not contiguous, or of another device.
     """
     if noop_flag.dtype is not torch.int32 or noop_flag.numel() != 1:
-        raise TensorError(f"{OP}: noop_flag is {noop_flag.dtype} {tuple(noop_flag.shape)}", "expected one int32 element", "")
+        raise TensorError(
+            f"{OP}: noop_flag is {noop_flag.dtype} {tuple(noop_flag.shape)}", "expected one int32 element", ""
+        )
     if noop_flag.device.type == "cpu":
         if not all(bool(torch.isfinite(g).all()) for g in gradients):
             noop_flag.fill_(1)
@@ -102,9 +105,11 @@ def multi_tensor_check_finite(noop_flag: Tensor, gradients: Sequence[Tensor]) ->
         if not same:
             continue
         chunk = fused_adam_launch.chunk_elements(3 if dtype is torch.float64 else 0)
-        table = DeviceTable(OP, launcher.collect_addresses, (same, same, same, same), chunk)
+        table = DeviceTable(OP, launcher.collect_addresses, [same] * 4, chunk)
         ordinal = noop_flag.device.index or 0
-        a = StepArgs(ordinal=ordinal, stream=torch._C._cuda_getCurrentRawStream(ordinal), n=table.n, blocks=table.blocks)
+        a = StepArgs(
+            ordinal=ordinal, stream=torch._C._cuda_getCurrentRawStream(ordinal), n=table.n, blocks=table.blocks
+        )
         a.table, a.chunks, a.noop_flag = table.rows_for(0), table.chunks.data_ptr(), noop_flag.data_ptr()
         a.p_format, a.g_format, a.state_format = table.formats[:3]
         launcher.check_finite(ctypes.addressof(a))

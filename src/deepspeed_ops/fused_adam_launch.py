@@ -1,8 +1,8 @@
 """Launches the kernels of ``fused_adam``: through the op's host library, or through the driver from Python.
 
 The host library is the rule. On a machine that has neither a prebuilt one nor a C++ compiler, GPU code still needs no
-compiler (NVRTC makes it), so the few launches of a step are made with ctypes instead: same kernels, same bits, about 10 us
-more a launch.
+compiler (NVRTC makes it), so the few launches of a step are made with ctypes instead: same kernels, same bits, about
+10 us more a launch.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class _Prepare(ctypes.Structure):
 class PythonLauncher:
     """csrc/fused_adam/fused_adam.cpp in Python, over the driver. The structures are those of fused_adam.cuh."""
 
-    collect_addresses = None
+    collect_addresses: Callable[[int], int] | None = None
 
     def __init__(self) -> None:
         self._kernels: dict[int, Any] = {}

@@ -1,6 +1,7 @@
 """Registers ops with torch from their specs, and says when eager code may call a kernel directly.
 
-The dispatcher costs about 12 us a call for an op that is registered in Python; the kernel's own function 1 us. Eager public
+The dispatcher costs about 12 us a call for an op that is registered in Python; the kernel's own function 1 us. Eager
+public
 functions therefore skip it, but only where nothing could notice: :func:`is_eager` holds and every tensor is plain.
 """
 
@@ -52,5 +53,5 @@ def is_eager() -> bool:
         or torch._C._len_torch_dispatch_stack()
         or torch._C._len_torch_function_stack()
         or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch.jit.is_tracing()
+        or torch._C._get_tracing_state() is not None
     )

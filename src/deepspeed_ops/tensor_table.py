@@ -1,9 +1,9 @@
 """Lists of tensors as packed tables of addresses, checked and compared at every step, uploaded only when they moved.
 
-A step over thousands of parameters is bound by the host: building an FFI object per tensor, or asking each from Python for
-its address, type and layout, costs more than the kernel. The host libraries therefore read the tensors' metadata through
-DLPack's exchange table (torch 2.9 and newer; see ``csrc/common/tensor_list.h``). Where that is missing, the same checks run
-in Python.
+A step over thousands of parameters is bound by the host: building an FFI object per tensor, or asking each from Python
+for its address, type and layout, costs more than the kernel. The host libraries therefore read the tensors' metadata
+through DLPack's exchange table (torch 2.9 and newer; see ``csrc/common/tensor_list.h``). Where that is missing, the
+same checks run in Python.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ import torch
 from torch import Tensor
 
 from deepspeed_ops.op_builder.errors import DtypeError, TensorError
+from deepspeed_ops.tensor_checks import FORMATS, PLAIN, check_updated, is_plain, laid_out_like
 
 # DLPack's type code * 256 + bits, and the code that the kernels use.
-_DLPACK = {torch.float32: 2 * 256 + 32, torch.float16: 2 * 256 + 16, torch.bfloat16: 4 * 256 + 16, torch.float64: 2 * 256 + 64}
-FORMATS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
+_DLPACK = {
+    torch.float32: 2 * 256 + 32,
+    torch.float16: 2 * 256 + 16,
+    torch.bfloat16: 4 * 256 + 16,
+    torch.float64: 2 * 256 + 64,
+}
 LISTS = ("p", "g", "m", "v")
-_PLAIN = (Tensor, torch.nn.Parameter)
-_ALL_ROWS = 0b11111
 
 
 class _List(ctypes.Structure):
@@ -101,115 +104,55 @@ def device_code(device: torch.device) -> int:
     return (2 if device.type == "cuda" else 1) * 65536 + (device.index or 0)
 
 
-def is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor is exactly ``Tensor`` or ``Parameter``: memory that a kernel may use by address."""
-    return type(tensor) in _PLAIN
-
-
-def check_updated(op: str, name: str, index: int, tensor: Tensor) -> None:
-    """Refuse a tensor that is to be updated in place but does not own one dense run of elements.
-
-    Raises:
-        TensorError: strided, overlapping or sparse.
-    """
-    if tensor.layout is not torch.strided:
-        raise TensorError(f"{op}: {name}[{index}] has layout {tensor.layout}", "expected a dense tensor", "use .to_dense()")
-    if tensor.is_contiguous() or _memory_format(tensor) is not None:
-        return
-    raise TensorError(
-        f"{op}: {name}[{index}] of shape {tuple(tensor.shape)} has strides {tensor.stride()}",
-        "it is updated in place, so it must be contiguous (or channels_last); a copy would lose the update",
-        f"{name}.data = {name}.data.contiguous()",
-    )
-
-
-def _memory_format(tensor: Tensor) -> torch.memory_format | None:
-    if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
-        return torch.channels_last
-    if tensor.dim() == 5 and tensor.is_contiguous(memory_format=torch.channels_last_3d):
-        return torch.channels_last_3d
-    return None
-
-
-def laid_out_like(op: str, index: int, g: Tensor, p: Tensor) -> Tensor:
-    """The gradient in the layout of its parameter: itself where that holds, else a copy.
-
-    Raises:
-        TensorError: another shape or device, or sparse.
-        DtypeError: not a floating point dtype that the kernels read.
-    """
-    if g.layout is not torch.strided:
-        raise TensorError(
-            f"{op}: gradient {index} is sparse", "Adam's moments are dense", "use torch.optim.SparseAdam, or sparse=False"
-        )
-    if g.shape != p.shape:
-        raise TensorError(
-            f"{op}: gradient {index} has shape {tuple(g.shape)}", f"its parameter has shape {tuple(p.shape)}", "set p.grad anew"
-        )
-    if g.device != p.device:
-        raise TensorError(f"{op}: gradient {index} is on {g.device}", f"its parameter is on {p.device}", "g.to(p.device)")
-    if g.dtype not in FORMATS or (g.dtype is torch.float64) != (p.dtype is torch.float64):
-        raise DtypeError(
-            f"{op}: gradient {index} is {g.dtype}", f"its parameter is {p.dtype}", f"p.grad = p.grad.to({p.dtype})"
-        )
-    if g.stride() == p.stride() or (g.is_contiguous() and p.is_contiguous()):
-        return g
-    return torch.empty_like(p, dtype=g.dtype).copy_(g)
-
-
 class TensorTable:
-    """Addresses of p, g, m, v and the element counts of ``n`` tensors: int64 ``[5][n]`` on the host.
+    """Addresses of p, g and the moments, and the element counts, of ``n`` tensors: int64 ``[lists + 1][n]`` on the
+    host.
 
-    All p are of one dtype, all g, all m and v, and everything is on one device. The table holds addresses only, never the
-    gradients themselves (they would outlive ``zero_grad``); every step checks them anew.
+    All p are of one dtype, all g, all moments, and everything is on one device. The table holds addresses only, never
+    the gradients themselves (they would outlive ``zero_grad``); every step checks them anew.
 
     Args:
         op: name for error texts.
         collect: the host library's ``collect_addresses``, or None.
-        p, g, m, v: what the first step works on; checked.
+        lists: p, g and one or two moments, as the first step has them; checked.
     """
 
-    def __init__(
-        self,
-        op: str,
-        collect: Callable[[int], int] | None,
-        lists: tuple[list[Any], list[Any], list[Any], list[Any]],
-    ) -> None:
-        p, g, m, _ = lists
-        self.op, self.n = op, len(p)
+    def __init__(self, op: str, collect: Callable[[int], int] | None, lists: Sequence[list[Any]]) -> None:
+        p, g, m = lists[:3]
+        self.op, self.n, self.lists = op, len(p), len(lists)
         self.device = p[0].device
         first_g = next(x for x in g if x is not None)
-        self.dtypes = (p[0].dtype, first_g.dtype, m[0].dtype, m[0].dtype)
+        self.dtypes = (p[0].dtype, first_g.dtype, *(m[0].dtype for _ in lists[2:]))
         self.formats = tuple(FORMATS[d] for d in self.dtypes)
-        self.host = torch.zeros((5, self.n), dtype=torch.int64)
-        self.host[4] = torch.tensor([x.numel() for x in p], dtype=torch.int64)
+        self.host = torch.zeros((self.lists + 1, self.n), dtype=torch.int64)
+        self.host[-1] = torch.tensor([x.numel() for x in p], dtype=torch.int64)
         self._collect = collect if can_collect() else None
         if self._collect is not None:
             self._collect.release_gil = False  # type: ignore[attr-defined]
             self._args = self._collect_args()
             self._args_address = ctypes.addressof(self._args)
         self.temporaries: list[Tensor] = []  # gradients in another layout, copied; alive until the next step
-        self.moved = self.refresh(*lists)
+        self.refresh(lists)
 
     def _collect_args(self) -> _CollectArgs:
         assert _OFFSETS is not None
         row = self.n * 8
         base = self.host.data_ptr()
-        args = _CollectArgs(_EXCHANGE, id(None), _OFFSETS[1], (ctypes.c_int64 * 2)(*map(id, _PLAIN)), self.n)
-        args.counts, args.device = base + 4 * row, device_code(self.device)
-        for i in range(4):
-            args.list[i].dtype, args.list[i].out = _DLPACK[self.dtypes[i]], base + i * row
+        args = _CollectArgs(_EXCHANGE, id(None), _OFFSETS[1], (ctypes.c_int64 * 2)(*map(id, PLAIN)), self.n)
+        args.counts, args.device = base + self.lists * row, device_code(self.device)
+        for i, dtype in enumerate(self.dtypes):
+            args.list[i].dtype, args.list[i].out = _DLPACK[dtype], base + i * row
         return args
 
-    def refresh(self, p: list[Any], g: list[Any], m: list[Any], v: list[Any], only_gradients: bool = False) -> int:
+    def refresh(self, lists: Sequence[list[Any]], only_gradients: bool = False) -> int:
         """Read all addresses anew.
 
         Args:
-            p, g, m, v: ``n`` tensors each; a gradient may be None.
+            lists: p, g and the moments, ``n`` tensors each; a gradient may be None.
             only_gradients: the caller promises that the others are where they were.
 
         Returns:
-            A bit per list (p 1, g 2, m 4, v 8) in which an address changed.
+            A bit per list (p 1, g 2, first moment 4, second 8) in which an address changed.
 
         Raises:
             TensorError, DtypeError: a tensor cannot be used in place, or is not what the table was made for.
@@ -218,19 +161,22 @@ class TensorTable:
             self.temporaries = []
         if self._collect is not None:
             args = self._args
-            args.first_list, args.end_list = (1, 2) if only_gradients else (0, 4)
-            args.list[1].items = _items(g)
-            if not only_gradients:
-                args.list[0].items, args.list[2].items, args.list[3].items = _items(p), _items(m), _items(v)
+            if only_gradients:
+                args.first_list, args.end_list = 1, 2
+                args.list[1].items = _items(lists[1])
+            else:
+                args.first_list, args.end_list = 0, self.lists
+                for i, tensors in enumerate(lists):
+                    args.list[i].items = _items(tensors)
             try:
                 moved = self._collect(self._args_address)
             except SystemError:  # torch refused a tensor and left its exception behind: the checks below say which
                 moved = -1
             if moved >= 0:
                 return moved
-        return self._refresh_in_python((p, g, m, v))
+        return self._refresh_in_python(lists)
 
-    def _refresh_in_python(self, lists: tuple[list[Any], ...]) -> int:
+    def _refresh_in_python(self, lists: Sequence[list[Any]]) -> int:
         p, moved = lists[0], 0
         for i, tensors in enumerate(lists):
             addresses = torch.tensor([self._address(i, k, x, p[k]) for k, x in enumerate(tensors)], dtype=torch.int64)
@@ -238,6 +184,11 @@ class TensorTable:
                 self.host[i] = addresses
                 moved |= 1 << i
         return moved
+
+    @property
+    def present(self) -> Tensor:
+        """Which tensors have a gradient: bool ``[n]`` on the host."""
+        return self.host[1] != 0
 
     def _address(self, row: int, index: int, x: Tensor | None, p: Tensor) -> int:
         name = LISTS[row]
@@ -254,16 +205,18 @@ class TensorTable:
             check_updated(self.op, name, index, x)
             if x.stride() != p.stride() and not (x.is_contiguous() and p.is_contiguous()):
                 raise TensorError(
-                    f"{self.op}: {name}[{index}] has strides {x.stride()}", f"its parameter has {p.stride()}", "load the state anew"
+                    f"{self.op}: {name}[{index}] has strides {x.stride()}",
+                    f"its parameter has {p.stride()}",
+                    "load the state anew",
                 )
         if x.dtype != self.dtypes[row]:
             raise DtypeError(
                 f"{self.op}: {name}[{index}] is {x.dtype}", f"the others of its list are {self.dtypes[row]}", ""
             )
-        if x.device != self.device or x.numel() != int(self.host[4, index]):
+        if x.device != self.device or x.numel() != int(self.host[-1, index]):
             raise TensorError(
                 f"{self.op}: {name}[{index}] has {x.numel()} elements on {x.device}",
-                f"expected {int(self.host[4, index])} on {self.device}",
+                f"expected {int(self.host[-1, index])} on {self.device}",
                 "",
             )
         return x.data_ptr()
@@ -272,72 +225,3 @@ class TensorTable:
     def address(self) -> int:
         """Address of the host table."""
         return int(self.host.data_ptr())
-
-
-class DeviceTable(TensorTable):
-    """A table whose copy in device memory the kernels read, with the list of chunks that blocks take.
-
-    Uploads go through torch's pinned memory on the current stream, so that neither a synchronisation nor memory behind
-    torch's back is needed. A captured graph keeps the copy it was captured with for its own: later steps get a fresh one,
-    and addresses that moved (gradients made inside the capture) are uploaded by the graph itself, from pinned memory that
-    nothing overwrites.
-    """
-
-    def __init__(
-        self,
-        op: str,
-        collect: Callable[[int], int] | None,
-        lists: tuple[list[Any], list[Any], list[Any], list[Any]],
-        chunk_elements: int,
-    ) -> None:
-        super().__init__(op, collect, lists)
-        self.chunks, self.blocks = self._chunks(chunk_elements)
-        self._rows = torch.empty((5, self.n), dtype=torch.int64, device=self.device)
-        self._rows_belong_to_graph = False
-        self._captured: list[tuple[Tensor, Tensor]] = []
-        self._spare: tuple[Tensor, Tensor] | None = None
-        self._upload(self._rows, self._pinned(), _ALL_ROWS)
-
-    def _chunks(self, chunk_elements: int) -> tuple[Tensor, int]:
-        counts = (self.host[4] + (chunk_elements - 1)) // chunk_elements
-        total = int(counts.sum())
-        tensor = torch.repeat_interleave(torch.arange(self.n, dtype=torch.int32), counts)
-        first = torch.repeat_interleave(counts.cumsum(0) - counts, counts)
-        pairs = torch.stack((tensor, (torch.arange(total) - first).to(torch.int32)), dim=1)
-        return pairs.pin_memory().to(self.device, non_blocking=True), total
-
-    def _pinned(self) -> Tensor:
-        return torch.empty((5, self.n), dtype=torch.int64, pin_memory=True)
-
-    def _upload(self, rows: Tensor, pinned: Tensor, moved: int) -> None:
-        pinned.copy_(self.host)
-        if moved == _ALL_ROWS:
-            rows.copy_(pinned, non_blocking=True)
-            return
-        for i in range(4):
-            if moved >> i & 1:
-                rows[i].copy_(pinned[i], non_blocking=True)
-
-    def rows_for(self, moved: int) -> int:
-        """Address of the table in device memory, where the lists in ``moved`` were uploaded on the current stream."""
-        if torch.cuda.is_current_stream_capturing():
-            return self._rows_for_capture(moved)
-        if self._rows_belong_to_graph:
-            self._rows, self._rows_belong_to_graph, moved = torch.empty_like(self._rows), False, _ALL_ROWS
-        if self._spare is None:  # made now: a capture can allocate neither pinned nor ordinary memory that outlives it
-            self._spare = (torch.empty_like(self._rows), self._pinned())
-        if moved:
-            self._upload(self._rows, self._pinned(), moved)
-        return int(self._rows.data_ptr())
-
-    def _rows_for_capture(self, moved: int) -> int:
-        spare_rows, pinned = self._spare or (torch.empty_like(self._rows), self._pinned())
-        self._spare = None
-        rows = self._rows
-        if self._rows_belong_to_graph:  # a second capture before any eager step
-            rows, moved = spare_rows, _ALL_ROWS
-        if moved:
-            self._upload(rows, pinned, moved)
-        self._captured.append((rows, pinned))
-        self._rows, self._rows_belong_to_graph = rows, True
-        return int(rows.data_ptr())

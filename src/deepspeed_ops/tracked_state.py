@@ -1,8 +1,8 @@
 """Optimizer state that notices when somebody else changes it.
 
-A step keeps lists of state tensors; looking each of them up again at every step (two dictionary reads per parameter) would
-cost more than the step. These dictionaries count every change of a key instead. Changes *inside* a tensor (``.data``,
-``copy_``) need no notice: addresses are read anew at each step.
+A step keeps lists of state tensors; looking each of them up again at every step (two dictionary reads per parameter)
+would cost more than the step. These dictionaries count every change of a key instead. Changes *inside* a tensor
+(``.data``, ``copy_``) need no notice: addresses are read anew at each step.
 """
 
 from __future__ import annotations
