@@ -15,6 +15,7 @@ from torch import Tensor
 from deepspeed_ops.adam_scalars import AdamScalars
 from deepspeed_ops.adam_step import AdamStep, GpuStep, Lists, make_step
 from deepspeed_ops.op_builder.errors import TensorError, UsageError
+from deepspeed_ops.registry import updated_in_place
 from deepspeed_ops.table_optimizer import Amp
 from deepspeed_ops.tensor_checks import groups_by_dtype
 
@@ -81,4 +82,4 @@ def adam_(
             step.launch(moved, counters, scalars, lr, amp or Amp())
         for i, counter in zip(part, counters.unbind(), strict=True):
             steps[i].copy_(counter.reshape(steps[i].shape))
-    torch.autograd.graph.increment_version([*p, *m, *v])
+    updated_in_place([*p, *m, *v])

@@ -15,7 +15,7 @@ from deepspeed_ops.adam_scalars import checked
 from deepspeed_ops.adam_step import CpuStepArgs, simd_request
 from deepspeed_ops.op_builder import loader
 from deepspeed_ops.op_builder.errors import DtypeError, TensorError, UsageError
-from deepspeed_ops.registry import register
+from deepspeed_ops.registry import register, updated_in_place
 from deepspeed_ops.tensor_checks import FORMATS, check_updated, is_plain, laid_out_like
 
 OP = "cpu_adam"
@@ -124,7 +124,7 @@ def adam_update(
     args.weight_decay, args.grad_scale, args.threads = scalars.weight_decay, 1.0, torch.get_num_threads()
     args.adamw, args.bias_correction = scalars.adamw, scalars.bias_correction
     loader.host_module(OP).step_table(ctypes.addressof(args), simd_request())
-    torch.autograd.graph.increment_version([params, exp_avg, exp_avg_sq])
+    updated_in_place([params, exp_avg, exp_avg_sq])
     return 0
 
 

@@ -17,7 +17,7 @@ from deepspeed_ops.adam_scalars import checked
 from deepspeed_ops.device_table import DeviceTable
 from deepspeed_ops.fused_adam_launch import StepArgs
 from deepspeed_ops.op_builder.errors import TensorError, UsageError
-from deepspeed_ops.registry import register
+from deepspeed_ops.registry import register, updated_in_place
 from deepspeed_ops.table_optimizer import Amp
 
 OP = "fused_adam"
@@ -113,7 +113,7 @@ def multi_tensor_check_finite(noop_flag: Tensor, gradients: Sequence[Tensor]) ->
         a.table, a.chunks, a.noop_flag = table.rows_for(0), table.chunks.data_ptr(), noop_flag.data_ptr()
         a.p_format, a.g_format, a.state_format = table.formats[:3]
         launcher.check_finite(ctypes.addressof(a))
-    torch.autograd.graph.increment_version(noop_flag)
+    updated_in_place([noop_flag])
 
 
 def _fused_adam_(

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from deepspeed_ops.op_builder.errors import DtypeError, TensorError
-from deepspeed_ops.registry import is_eager
+from deepspeed_ops.registry import is_eager, updated_in_place
 from deepspeed_ops.tensor_checks import PLAIN, groups_by_dtype
 from deepspeed_ops.tensor_table import identities
 from deepspeed_ops.tracked_state import Epoch, TrackedStates
@@ -206,7 +206,7 @@ class TableOptimizer(torch.optim.Optimizer):
     def _launch(self, bucket: _Bucket, moved: int, scalars: Any, lr: Tensor | None, amp: Amp) -> None:
         bucket.step.launch(moved, bucket.counters, scalars, lr, amp)
         if not self._fixed_storage:
-            torch.autograd.graph.increment_version(bucket.lists[0])
+            updated_in_place(bucket.lists[0])
 
     def _dispatch(
         self, params: list[Tensor], gradients: list[Any], on_device: bool, scalars: Any, lr: Tensor | None, amp: Amp
