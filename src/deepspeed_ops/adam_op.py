@@ -67,6 +67,8 @@ def adam_(
             raise TensorError(
                 f"{op}: steps[{i}] is {count.dtype} {tuple(count.shape)}", "expected one int64 element", ""
             )
+        if count.device.type != "cpu" and count.device != p[i].device:
+            raise TensorError(f"{op}: steps[{i}] is on {count.device}", f"its parameter is on {p[i].device}", "")
     for part in groups_by_dtype(p, g, m):
         chosen = [[x[i] for i in part] for x in lists]
         counters = torch.stack([steps[i].reshape(()) for i in part])

@@ -21,7 +21,7 @@ from deepspeed_ops.adam_scalars import AdamScalars
 from deepspeed_ops.device_table import DeviceTable
 from deepspeed_ops.fused_adam_launch import StepArgs
 from deepspeed_ops.op_builder import loader
-from deepspeed_ops.op_builder.errors import DtypeError, UsageError
+from deepspeed_ops.op_builder.errors import DtypeError, TensorError, UsageError
 from deepspeed_ops.table_optimizer import Amp
 from deepspeed_ops.tensor_table import TensorTable
 
@@ -61,12 +61,13 @@ class CpuStep:
             )
         self._module = loader.host_module("cpu_adam")
         self.table = TensorTable(op, self._module.collect_addresses, lists)
+        self.table.refuse_overlap()
         self._args = CpuStepArgs(table=self.table.address, n=self.table.n)
         self._args.p_format, self._args.g_format, self._args.state_format = self.table.formats[:3]
 
     def look(self, lists: Lists) -> int:
         """Read and check the addresses; which lists moved."""
-        return self.table.refresh(lists, self.fixed_storage)
+        return _looked(self.table, lists, self.fixed_storage)
 
     def launch(self, moved: int, counters: Tensor, scalars: AdamScalars, lr: Tensor | None, amp: Amp) -> None:
         """Update p, m, v and count the step; does nothing where ``amp.found_inf`` is not 0."""
@@ -102,6 +103,7 @@ class GpuStep:
         wide = lists[0][0].dtype is torch.float64
         chunk = fused_adam_launch.chunk_elements(3 if wide else 0)
         self.table = DeviceTable(op, self._launcher.collect_addresses, lists, chunk)
+        self.table.refuse_overlap()
         self._math = torch.float64 if wide else torch.float32
         self._coefficients: Tensor | None = None  # AdamStep [n], where steps differ or the device counts
         a = self._args = StepArgs(ordinal=self._ordinal, n=self.table.n, chunks=self.table.chunks.data_ptr())
@@ -111,7 +113,7 @@ class GpuStep:
 
     def look(self, lists: Lists) -> int:
         """Read and check the addresses; which lists moved."""
-        return self.table.refresh(lists, self.fixed_storage)
+        return _looked(self.table, lists, self.fixed_storage)
 
     def launch(
         self,
@@ -132,6 +134,10 @@ class GpuStep:
             amp: gradients are divided by ``grad_scale``; nothing happens where ``found_inf`` is not 0.
             noop_flag: int32 ``[1]`` on the device; nothing happens where it is not 0.
         """
+        device = self.table.device
+        if noop_flag is not None and (noop_flag.dtype is not torch.int32 or noop_flag.device != device):
+            found = f"{noop_flag.dtype} on {noop_flag.device}"
+            raise TensorError(f"{self.op}: noop_flag is {found}", f"expected torch.int32 on {device}", "")
         a = self._args
         a.stream = torch._C._cuda_getCurrentRawStream(self._ordinal)
         a.table = self.table.rows_for(moved)
@@ -177,6 +183,7 @@ class GpuStep:
             self._coefficients = torch.empty((counters.numel(), 3), dtype=self._math, device=counters.device)
         a = self._args
         a.counters, a.steps, a.step = counters.data_ptr(), self._coefficients.data_ptr(), 0
+        lr = _device_scalar(lr, counters.device)
         a.lr_tensor = 0 if lr is None else lr.data_ptr()
         self._launcher.prepare_steps(self._address)
 
@@ -186,6 +193,13 @@ def _device_scalar(x: Tensor | None, device: torch.device) -> Tensor | None:
     if x is None or (x.dtype is torch.float32 and x.device == device):
         return x
     return x.to(device=device, dtype=torch.float32, non_blocking=True)
+
+
+def _looked(table: TensorTable, lists: Lists, fixed_storage: bool) -> int:
+    moved = table.refresh(lists, fixed_storage)
+    if moved & ~2:  # more than gradients
+        table.refuse_overlap()
+    return moved
 
 
 AdamStep = CpuStep | GpuStep

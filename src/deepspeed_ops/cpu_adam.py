@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import sys
+from itertools import pairwise
 from types import ModuleType
 
 import torch
@@ -144,6 +145,11 @@ def _checked_tensors(p: Tensor, g: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor
             )
     if m.dtype != v.dtype:
         raise DtypeError(f"{OP}: exp_avg is {m.dtype} and exp_avg_sq {v.dtype}", "expected one dtype", "")
+    updated = (("params", p), ("exp_avg", m), ("exp_avg_sq", v))
+    runs = sorted((x.data_ptr(), x.data_ptr() + x.nbytes, name) for name, x in updated if x.numel())
+    for (_, end, first), (begin, _, second) in pairwise(runs):
+        if begin < end:
+            raise TensorError(f"{OP}: {first} and {second} overlap in memory", "each is updated in place", "")
     return p, laid_out_like(OP, 0, g, p), m, v
 
 

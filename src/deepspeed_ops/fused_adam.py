@@ -16,9 +16,10 @@ from deepspeed_ops.adam_op import adam_
 from deepspeed_ops.adam_scalars import checked
 from deepspeed_ops.device_table import DeviceTable
 from deepspeed_ops.fused_adam_launch import StepArgs
-from deepspeed_ops.op_builder.errors import TensorError, UsageError
+from deepspeed_ops.op_builder.errors import DtypeError, TensorError, UsageError
 from deepspeed_ops.registry import register, updated_in_place
 from deepspeed_ops.table_optimizer import Amp
+from deepspeed_ops.tensor_checks import FORMATS
 
 OP = "fused_adam"
 
@@ -95,6 +96,11 @@ def multi_tensor_check_finite(noop_flag: Tensor, gradients: Sequence[Tensor]) ->
         raise TensorError(
             f"{OP}: noop_flag is {noop_flag.dtype} {tuple(noop_flag.shape)}", "expected one int32 element", ""
         )
+    for i, g in enumerate(gradients):
+        if g.device != noop_flag.device:
+            raise TensorError(f"{OP}: gradient {i} is on {g.device}", f"noop_flag is on {noop_flag.device}", "")
+        if g.dtype not in FORMATS:
+            raise DtypeError(f"{OP}: gradient {i} is {g.dtype}", "expected a floating point dtype of Adam's", "")
     if noop_flag.device.type == "cpu":
         if not all(bool(torch.isfinite(g).all()) for g in gradients):
             noop_flag.fill_(1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -135,7 +136,7 @@ class PythonLauncher:
         bias1 = 1.0 - a.beta1**a.step if a.bias_correction else 1.0
         bias2 = 1.0 - a.beta2**a.step if a.bias_correction else 1.0
         # Where steps is set, the scalars come from there and step is 0.
-        step_size, inv_sqrt_bias2 = (0.0, 0.0) if a.steps else (a.lr / bias1, 1.0 / bias2**0.5)
+        step_size, inv_sqrt_bias2 = (0.0, 0.0) if a.steps else (a.lr / bias1, 1.0 / math.sqrt(bias2))
         decay, l2 = (a.lr * a.weight_decay, 0.0) if a.adamw else (0.0, a.weight_decay)
         head = (a.beta1, 1.0 - a.beta1, a.beta2, 1.0 - a.beta2, a.eps, l2, step_size, inv_sqrt_bias2, decay)
         scalars = _SCALARS[wide](*head, a.steps, a.grad_scale, a.found_inf, a.noop_flag)

@@ -185,6 +185,23 @@ class TensorTable:
                 moved |= 1 << i
         return moved
 
+    def refuse_overlap(self) -> None:
+        """Refuse tensors to be updated that share memory: the result would depend on who comes first.
+
+        Raises:
+            TensorError: two of them do.
+        """
+        rows = [i for i in range(self.lists) if i != 1]
+        begin = self.host[rows].flatten()
+        end = begin + torch.stack([self.host[-1] * self.dtypes[i].itemsize for i in rows]).flatten()
+        order = begin.argsort()
+        order = order[end[order] > begin[order]]  # without empty ones; if any two overlap, then two neighbours do
+        shared = (begin[order[1:]] < end[order[:-1]]).nonzero()
+        if shared.numel():
+            found = (divmod(int(k), self.n) for k in order[int(shared[0]) :][:2])
+            names = " and ".join(f"{LISTS[rows[row]]}[{i}]" for row, i in found)
+            raise TensorError(f"{self.op}: {names} overlap in memory", "each is updated in place", "clone one of them")
+
     @property
     def present(self) -> Tensor:
         """Which tensors have a gradient: bool ``[n]`` on the host."""
