@@ -142,7 +142,10 @@ class TableOptimizer(torch.optim.Optimizer):
         self.state = self._tracked = TrackedStates(self._epoch, states)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # adds names of torch's own to the defaults
+        for group in self.param_groups:
+            for name, value in self.defaults.items():
+                group.setdefault(name, value)
         self._prepare()
 
     def __getstate__(self) -> dict[str, Any]:
