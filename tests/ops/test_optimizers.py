@@ -60,8 +60,8 @@ def test_both_classes_give_equal_bits_on_the_cpu(dtype: torch.dtype, adamw: bool
 def test_hundred_steps_beside_torch(adamw: bool, device: torch.device, rng: torch.Generator) -> None:
     """Fault: an error that grows from step to step.
 
-    Each step adds at most a few roundings of p and of the step, about lr in size; 100 of them one after the other, worst
-    case all of one sign: 100 * (4 eps * |p| + 8 eps * lr * 10).
+    Each step adds at most a few roundings of p and of the step, about lr in size; 100 of them one after the other,
+    worst case all of one sign: 100 * (4 eps * |p| + 8 eps * lr * 10).
     """
     pa = make_params(rng, device)
     pb = twin(pa)
@@ -181,7 +181,7 @@ def test_gradient_dtype_that_no_kernel_reads_is_refused() -> None:
 
     create_adam(0, 1e-3, 0.9, 0.999, 1e-8, 0.0, True, False)
     p = torch.ones(4, dtype=torch.float16)
-    with pytest.raises(TypeError, match="formats 1, 2, 0|float16.*bfloat16"):
+    with pytest.raises(TypeError, match=r"formats 1, 2, 0|float16.*bfloat16"):
         m, v = torch.zeros(4), torch.zeros(4)
         adam_update(0, 1, 1e-3, 0.9, 0.999, 1e-8, 0.0, True, p, torch.ones(4, dtype=torch.bfloat16), m, v)
     assert torch.equal(p, torch.ones(4, dtype=torch.float16))

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from deepspeed_ops.op_builder.errors import DtypeError, OpsError, TensorError, UsageError
 from torch import Tensor
 from torch.nn import Parameter
 
 from deepspeed_ops.adam import DeepSpeedCPUAdam, FusedAdam
 from deepspeed_ops.cpu_adam import adam_update, cpu_adam_, create_adam, destroy_adam
 from deepspeed_ops.fused_adam import fused_adam_, multi_tensor_adam, multi_tensor_check_finite
-from deepspeed_ops.op_builder.errors import DtypeError, OpsError, TensorError, UsageError
 
 both = pytest.mark.parametrize("cls", [FusedAdam, DeepSpeedCPUAdam])
 
