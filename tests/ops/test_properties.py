@@ -35,7 +35,7 @@ def some(n: int, combination: tuple[torch.dtype, ...], seed: int) -> Tensors:
 def test_zero_gradient_and_moments_leave_all_but_decay(
     n: int, combination: tuple[torch.dtype, ...], seed: int, h: Hyper, step: int
 ) -> None:
-    """Fault: an update out of nothing. With AdamW the decay is one float32 product and difference, rounded once more."""
+    """Fault: an update out of nothing. AdamW's decay is one float32 product and difference, rounded once more."""
     p = some(n, combination, seed)[0]
     zero_g, zero_s = torch.zeros(n, dtype=combination[1]), torch.zeros(n, dtype=combination[2])
     t = (p.clone(), zero_g, zero_s, zero_s.clone())
