@@ -126,7 +126,7 @@ def test_special_values() -> None:
     values = torch.tensor([0.0, -0.0, 1.0, float("inf"), -float("inf"), float("nan"), 1e-39, -3e-41])
     grid = torch.cartesian_prod(values, values, values)
     for dtypes in ((F32, F32, F32), (F16, F16, F16), (BF16, BF16, F32)):
-        lists = [[grid[:, i].to(CUDA, d)] for i, d in enumerate(dtypes)]
+        lists = [[grid[:, i].to(CUDA, d).contiguous()] for i, d in enumerate(dtypes)]
         lists.append([torch.full_like(lists[2][0], 0.25)])
         before = clone(lists)
         op_step(lists, 2, Hyper(weight_decay=0.1))
@@ -159,7 +159,7 @@ def test_cpu_and_gpu_give_equal_bits(dtypes: tuple[torch.dtype, ...], adamw: boo
     """Fault: contraction, another order of operations, another rounding. The CPU level must have fma as the GPU does;
     on the scalar level the bound is 2 eps (|p| + |step|) a step."""
     cpu = [Parameter(torch.randn(n, generator=rng).to(dtypes[0])) for n in (5, 1025, 70_001)]
-    gpu = [Parameter(p.detach().to(CUDA)) for p in cpu]
+    gpu = [Parameter(p.detach().clone().to(CUDA)) for p in cpu]
     a, b = (FusedAdam(ps, lr=0.01, weight_decay=0.1, adam_w_mode=adamw) for ps in (cpu, gpu))
     for _ in range(10):
         for x, y in zip(cpu, gpu, strict=True):

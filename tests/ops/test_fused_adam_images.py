@@ -86,9 +86,15 @@ def steps_with(monkeypatch: pytest.MonkeyPatch, launcher: Any) -> list[torch.Ten
     return results
 
 
-def assert_equal(got: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+def assert_equal(got: list[torch.Tensor], expected: list[torch.Tensor], same_pow: bool = True) -> None:
+    """Equal bits; where compilers' libraries have unlike ``pow``, device-counted steps of 0.01 may differ by ulps."""
     for i, (x, y) in enumerate(zip(got, expected, strict=True)):
-        assert_bits(f"result {i}", x, y)
+        device_counted = i % 32 // 10 == 1  # 3 ways of counting give 5 parameters and 5 moments each, then 2 flags
+        if same_pow or not device_counted:
+            assert_bits(f"result {i}", x, y)
+        else:
+            eps = torch.finfo(x.dtype).eps
+            assert torch.allclose(x, y, rtol=2 * eps, atol=8 * eps * 0.01, equal_nan=True), f"result {i}"
 
 
 @pytest.fixture
@@ -127,7 +133,7 @@ def test_ptx_of_every_arch(
         pytest.skip(f"no NVRTC here makes {target.code}; see ci/matrix.toml for one that does")
     launcher = PythonLauncher()
     launcher._kernels[0] = Kernels(build(target, found[0], tmp_path), 0)
-    assert_equal(steps_with(monkeypatch, launcher), normal)
+    assert_equal(steps_with(monkeypatch, launcher), normal, same_pow=False)
 
 
 @pytest.mark.gpu
@@ -144,7 +150,7 @@ def test_cubin_of_every_compiler_here(
     for compiler in found:
         launcher = PythonLauncher()
         launcher._kernels[0] = Kernels(build(target, compiler, tmp_path), 0)
-        assert_equal(steps_with(monkeypatch, launcher), normal)
+        assert_equal(steps_with(monkeypatch, launcher), normal, same_pow=False)
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.variant)

@@ -184,7 +184,7 @@ def test_functorch(name: str, transform: str) -> None:
     refused = False
     try:
         runs[transform]()
-    except (RuntimeError, NotImplementedError, ValueError, TypeError):
+    except (RuntimeError, ValueError, TypeError):
         refused = True
     assert_bits("p", p[0], before[0] if refused else expected[0])
     if transform == "vmap":
@@ -208,7 +208,7 @@ def test_optimizer_inside_a_transform(transform: str) -> None:
             result = torch.func.grad(inner)(torch.ones(5))
     except SystemError:
         raise
-    except (RuntimeError, NotImplementedError, ValueError, TypeError):
+    except (RuntimeError, ValueError, TypeError):
         return
     assert torch.allclose(result, torch.full_like(result, -2.5 if transform == "vmap" else -0.5))
 
