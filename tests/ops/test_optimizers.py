@@ -137,6 +137,16 @@ def test_gradient_strides_row(kind: str, device: torch.device) -> None:
     assert_bits("p", a, b)
 
 
+@pytest.mark.xfail(strict=True, reason="DLPack's exchange table does not tell a lazily negated tensor from a plain one")
+def test_lazily_negated_gradient() -> None:
+    """Fault: memory that torch shows negated is read as it lies. Only one-element gradients get this far: others of
+    their kind (the imaginary part of a conjugate) are strided, and so are copied."""
+    p = Parameter(torch.zeros(1))
+    p.grad = torch.tensor([1 + 2j]).conj().imag
+    FusedAdam([p], lr=0.1).step()
+    assert p.item() > 0
+
+
 @pytest.mark.parametrize("gradient", ["channels-last", "contiguous"])
 def test_channels_last_parameter(gradient: str, device: torch.device, rng: torch.Generator) -> None:
     """Fault: a dense parameter refused for the order of its dimensions, or updated in the wrong order."""
