@@ -23,6 +23,7 @@ from deepspeed_ops.fused_adam_launch import StepArgs
 from deepspeed_ops.op_builder import loader
 from deepspeed_ops.op_builder.errors import DtypeError, TensorError, UsageError
 from deepspeed_ops.table_optimizer import Amp
+from deepspeed_ops.tensor_checks import FORMATS
 from deepspeed_ops.tensor_table import TensorTable
 
 Lists = Sequence[list[Any]]
@@ -74,7 +75,7 @@ class CpuStep:
         del moved  # the table on the host is the one that is read
         if amp.found_inf is not None and float(amp.found_inf):
             return
-        counters.add_(self.table.present)
+        self.table.count(counters)
         a = self._args
         a.steps, a.threads = counters.data_ptr(), torch.get_num_threads()
         a.lr = scalars.lr if lr is None else float(lr)
@@ -101,10 +102,13 @@ class GpuStep:
         self._ordinal = device.index if device.index is not None else torch.cuda.current_device()
         self._launcher.prepare_device(self._ordinal)
         wide = lists[0][0].dtype is torch.float64
-        chunk = fused_adam_launch.chunk_elements(3 if wide else 0)
+        dtypes = [next(x for x in tensors if x is not None).dtype for tensors in lists]
+        chunk = fused_adam_launch.chunk_elements(FORMATS[dtype] for dtype in dtypes)
         self.table = DeviceTable(op, self._launcher.collect_addresses, lists, chunk)
         self.table.refuse_overlap()
         self._math = torch.float64 if wide else torch.float32
+        # Counters, their version and the one step they all hold: as long as nobody else writes them, it is known.
+        self._uniform: tuple[Tensor, int, int] | None = None
         self._coefficients: Tensor | None = None  # AdamStep [n], where steps differ or the device counts
         a = self._args = StepArgs(ordinal=self._ordinal, n=self.table.n, chunks=self.table.chunks.data_ptr())
         a.blocks = self.table.blocks
@@ -160,16 +164,23 @@ class GpuStep:
                 "a replay would repeat the bias correction of the captured step",
                 "FusedAdam(..., capturable=True)",
             )
-        present = self.table.present
-        counters.add_(present)
-        counted = counters if bool(present.all()) else counters[present]
+        uniform = self._uniform
+        known = uniform is not None and uniform[0] is counters and uniform[1] == counters._version
+        self.table.count(counters)
+        if known and uniform is not None and self.table.all_present:
+            self._args.step, self._args.steps = uniform[2] + 1, 0
+            self._uniform = (counters, counters._version, uniform[2] + 1)
+            return
+        counted = counters if self.table.all_present else counters[self.table.present]
         if counted.numel() == 0:
             self._args.step, self._args.steps = 1, 0
             return
         low, high = (int(x) for x in counted.aminmax())
         if low == high:
             self._args.step, self._args.steps = low, 0
+            self._uniform = (counters, counters._version, low) if self.table.all_present else None
             return
+        self._uniform = None
         t = counters.clamp(min=1).to(torch.float64)
         bias1 = 1.0 - scalars.beta1**t if scalars.bias_correction else torch.ones_like(t)
         bias2 = 1.0 - scalars.beta2**t if scalars.bias_correction else torch.ones_like(t)

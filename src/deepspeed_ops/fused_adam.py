@@ -110,7 +110,7 @@ def multi_tensor_check_finite(noop_flag: Tensor, gradients: Sequence[Tensor]) ->
         same = [g for g in gradients if g.dtype is dtype and g.numel()]
         if not same:
             continue
-        chunk = fused_adam_launch.chunk_elements(3 if dtype is torch.float64 else 0)
+        chunk = fused_adam_launch.chunk_elements([3 if dtype is torch.float64 else 0])
         table = DeviceTable(OP, launcher.collect_addresses, [same] * 4, chunk)
         ordinal = noop_flag.device.index or 0
         a = StepArgs(
