@@ -157,7 +157,7 @@ def test_lazy_zeros_are_a_gradient() -> None:
 
 @pytest.mark.parametrize("decay", [0.0, 0.01])
 def test_infinite_parameter(decay: float, device: torch.device) -> None:
-    """Fault: 0 * inf. Without decay an infinite parameter stays as it is, as with torch; with decay inf - inf is NaN."""
+    """Fault: 0 * inf. Without decay an infinite parameter stays, as with torch; with decay inf - inf is NaN."""
     p = Parameter(torch.tensor([float("inf"), -float("inf"), 1.0], device=device))
     p.grad = torch.ones_like(p)
     FusedAdam([p], lr=0.1, weight_decay=decay).step()
