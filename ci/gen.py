@@ -1,4 +1,4 @@
-"""Everything that is generated from ``ci/matrix.toml``, the op specs and the error classes.
+"""Everything that is generated from ``ci/matrix.toml``, the op specs, the error classes and the benchmarks' records.
 
 python ci/gen.py            write what differs
 python ci/gen.py --check    exit 1 and name what differs (also: pins of pyproject.toml against the matrix)
@@ -7,9 +7,11 @@ python ci/gen.py --check    exit 1 and name what differs (also: pins of pyprojec
 from __future__ import annotations
 
 import ast
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
@@ -134,10 +136,43 @@ def environment() -> str:
     return "\n".join(lines) + "\n"
 
 
+def numbers_page() -> str:
+    """The newest record of every case in benchmarks/results, as the benchmarks wrote it."""
+    lines = [
+        MD + "# Numbers",
+        "",
+        "The newest record of each case in `benchmarks/results/`, written by `make bench` (`python -m benchmarks`). Ceiling",
+        "and peers were measured in the same run: compare ratios, not figures of different machines. On a GPU the ceiling",
+        "is a device-to-device copy, on a CPU a STREAM triad (12 bytes an element, so Adam can pass it).",
+        "",
+    ]
+    for file in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
+        newest = {(r["case"], r.get("dtype"), r.get("device")): r for r in json.loads(file.read_text("utf-8"))}
+        timed = [r for r in newest.values() if r.get("ours_us") or r.get("seconds")]
+        if not timed or file.stem == "gpu_suite":
+            continue
+        rows = [number_row(r) for r in timed]
+        head = ["case", "dtype", "ours", "of ceiling", "peers", "device", "commit"]
+        lines += [f"## {file.stem}", "", table(head, rows)]
+    return "\n".join(lines)
+
+
+def number_row(record: dict[str, Any]) -> list[str]:
+    """One record as a row of the page."""
+    us, fraction = record.get("ours_us"), record.get("fraction")
+    ours = f"{1e3 * record['seconds']:,.1f} ms" if us is None else f"{us:,.1f} us"
+    gbps = f", {record['gbps']:,.0f} GB/s" if record.get("gbps") and fraction else ""
+    peers = [f"{n} {v:,.1f} us" for n, v in (record.get("peers") or {}).items() if isinstance(v, (int, float))]
+    share = f"{100 * fraction:.1f} %" if fraction else ""
+    where = [record["device"], record["commit"]]
+    return [record["case"], record.get("dtype") or "", ours + gbps, share, ", ".join(peers), *where]
+
+
 FILES: dict[str, Callable[[], str]] = {
     "docs/ops.md": ops_page,
     "docs/errors.md": errors_page,
     "docs/matrix.md": matrix_page,
+    "docs/numbers.md": numbers_page,
     "environment.yml": environment,
 }
 
