@@ -2,10 +2,55 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 for entry in (ROOT, ROOT / "src"):
     if str(entry) not in sys.path:
         sys.path.insert(0, str(entry))
+
+
+class NvrtcFolders(Mapping[tuple[int, int], Path]):
+    """Folder of each NVRTC of the matrix by release, installed from the package index when it is asked for.
+
+    ``DS_TEST_NVRTC`` names a folder that keeps them between runs (one subfolder per version).
+    """
+
+    def __init__(self, home: Path) -> None:
+        from op_builder.matrix import load
+
+        self.home, self.rows = home, load().cuda
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, release: tuple[int, int]) -> Path:
+        wanted = self.rows[release].nvrtc
+        folder = self.home / wanted.partition("==")[2]
+        if not (folder / "nvidia").is_dir():
+            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:"]
+            asked = [*pip, "--disable-pip-version-check", "--target", str(folder), wanted]
+            done = subprocess.run(
+                asked, capture_output=True, encoding="utf-8", errors="replace", timeout=600, check=False
+            )
+            if done.returncode:
+                said = f"{wanted} cannot be installed here: {(done.stderr.strip().splitlines() or ['pip failed'])[-1]}"
+                refuse = pytest.fail if os.environ.get("CI", "").lower() in ("true", "1") else pytest.skip
+                refuse(said)
+        return folder
+
+
+@pytest.fixture(scope="session")
+def nvrtc_folders(tmp_path_factory: pytest.TempPathFactory) -> NvrtcFolders:
+    """NVRTC of every release of the matrix, a folder each."""
+    kept = os.environ.get("DS_TEST_NVRTC", "")
+    return NvrtcFolders(Path(kept) if kept else tmp_path_factory.mktemp("nvrtc"))

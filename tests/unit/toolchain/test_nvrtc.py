@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -27,8 +28,11 @@ def found_in(folders: dict[tuple[int, int], Path]) -> dict[tuple[int, int], Nvrt
 
 
 @pytest.fixture
-def nvrtc(nvrtc_folders: dict[tuple[int, int], Path]) -> dict[tuple[int, int], Nvrtc]:
-    return found_in(nvrtc_folders)
+def nvrtc(nvrtc_folders: Mapping[tuple[int, int], Path]) -> dict[tuple[int, int], Nvrtc]:
+    """The oldest release, the first with Blackwell, and the newest one with torch wheels."""
+    rows = load().cuda
+    picked = {min(rows), load().oldest_release((10, 0)).release, max(r for r, row in rows.items() if row.torch)}
+    return found_in({release: nvrtc_folders[release] for release in sorted(picked)})
 
 
 def test_release_by_file_name_is_what_the_library_says(nvrtc: dict[tuple[int, int], Nvrtc]) -> None:
