@@ -16,8 +16,9 @@ from setuptools.command.sdist import sdist
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "src"))
 
-from deepspeed_ops import version, wheel
 from deepspeed_ops.op_builder.errors import OpsError
+
+from deepspeed_ops import version, wheel
 
 VERSION = version.of_tree(ROOT)
 DATA_ONLY = ("deepspeed_ops.csrc", "deepspeed_ops.ci")

@@ -93,7 +93,7 @@ def read_gpus(env: Mapping[str, str], root: Path = Path("/"), nvml: Any = None) 
         with _session(module):
             driver = _driver(module, notes)
             physical = list(_physical(module, notes))
-    except Exception as exc:  # noqa: BLE001 - whatever NVML or its binding raises, a report is no reason to fail
+    except Exception as exc:
         return Gpus(driver_without_nvml(root), (), True, (*notes, *why_no_nvml(exc, env, root)))
     visible, certain = visible_devices(physical, env, notes)
     return Gpus(driver, visible, certain, tuple(notes))
@@ -127,7 +127,7 @@ def _driver(nvml: Any, notes: list[str]) -> Driver:
     try:
         number = int(nvml.nvmlSystemGetCudaDriverVersion_v2())
         cuda = (number // 1000, number % 1000 // 10)
-    except Exception as exc:  # noqa: BLE001 - older drivers lack the call; each binding has its own class
+    except Exception as exc:
         notes.append(f"NVML does not tell the CUDA version of the driver: {exc}")
     return Driver(_text(nvml.nvmlSystemGetDriverVersion()), cuda)
 
@@ -136,7 +136,7 @@ def _physical(nvml: Any, notes: list[str]) -> Iterator[_Physical]:
     for index in range(int(nvml.nvmlDeviceGetCount())):
         try:
             yield _one(nvml, nvml.nvmlDeviceGetHandleByIndex(index))
-        except Exception as exc:  # noqa: BLE001 - one lost GPU ("fallen off the bus") hides no other
+        except Exception as exc:
             notes.append(f"NVML cannot read GPU {index}: {exc}")
 
 

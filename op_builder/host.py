@@ -134,7 +134,7 @@ def detect(
 def _try(ask: Callable[[], Any], default: Any, notes: list[str]) -> Any:
     try:
         return ask()
-    except Exception as exc:  # noqa: BLE001 - a fact that cannot be had is a note, never a failure
+    except Exception as exc:
         notes.append(f"{type(exc).__name__}: {exc}")
         return default
 

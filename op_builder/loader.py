@@ -364,7 +364,6 @@ def device_image(
         facts = cuda.device(ordinal)
         capability, driver_cuda = facts.capability, cuda.version
         tegra = tegra or facts.integrated
-    from .gpus import Device
 
     return Loader().device_image(op, Device(ordinal, "", name, capability, 0, tegra), driver_cuda)
 

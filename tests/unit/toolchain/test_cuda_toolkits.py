@@ -15,7 +15,8 @@ from op_builder import cuda_toolkits as cuda
 from op_builder.commands import Completed, Problem
 from op_builder.cubin import read_gpu
 from op_builder.errors import SettingError
-from op_builder.host import Driver, HostFacts
+from op_builder.gpus import Driver
+from op_builder.host import HostFacts
 from op_builder.matrix import load
 from op_builder.settings import Settings
 from op_builder.targets import Target
