@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import CorruptPart, StoreError
+from .files import FILES, Files
 from .locks import Notify, hold
 from .manifest import Manifest, read_manifest, write_manifest
 from .settings import Settings
@@ -97,10 +98,11 @@ class Store:
         root: the folder; it need not exist.
         origin: one of :data:`ORIGINS`.
         logs: where the output of failed builds is kept; default: inside the store.
+        files: renames and deletes.
     """
 
-    def __init__(self, root: Path, origin: str = "jit", logs: Path | None = None) -> None:
-        self.root, self.origin = root, origin
+    def __init__(self, root: Path, origin: str = "jit", logs: Path | None = None, files: Files = FILES) -> None:
+        self.root, self.origin, self._files = root, origin, files
         self._logs = root / ".logs" if logs is None else logs
 
     def __repr__(self) -> str:
@@ -141,9 +143,9 @@ class Store:
         try:
             yield shop
         except BaseException:
-            shutil.rmtree(root, ignore_errors=True)
+            self._files.remove_tree(root)
             raise
-        shutil.rmtree(shop.scratch, ignore_errors=True)
+        self._files.remove_tree(shop.scratch)
         with contextlib.suppress(OSError):  # a loser's private copy stays: this process loads it
             root.rmdir()
 
@@ -173,14 +175,14 @@ class Store:
             final.parent.mkdir(parents=True, exist_ok=True)
         for _ in range(3):
             try:
-                shop.part.rename(final)
+                self._files.rename(shop.part, final)
             except OSError as exc:
                 if exc.errno in (errno.ENOSPC, errno.EROFS):
                     with store_errors(self.root):
                         raise
                 winner = self.find(manifest.op, manifest.variant, manifest.key)
                 if winner is not None:
-                    shutil.rmtree(shop.part, ignore_errors=True)
+                    self._files.remove_tree(shop.part)
                     return winner
                 self._move_away(final)
             else:
@@ -211,8 +213,8 @@ class Store:
         """Free a final path that holds no valid part; a reader who has it open keeps its file."""
         target = self.root / ".work" / f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
         with contextlib.suppress(OSError):
-            folder.rename(target)
-            shutil.rmtree(target, ignore_errors=True)
+            self._files.rename(folder, target)
+            self._files.remove_tree(target)
 
     def _sweep(self) -> None:
         work = self.root / ".work"
