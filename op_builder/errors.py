@@ -58,7 +58,7 @@ class ArchListError(UsageError):
 
 
 class SettingError(UsageError):
-    """An environment variable is unknown (``DS_BUILD_*``) or has a value of the wrong form (``CUDA_HOME`` as a list)."""
+    """An environment variable is unknown (``DS_BUILD_*``) or of the wrong form (``CUDA_HOME`` as a list)."""
 
     exit_code = 4
 
@@ -119,6 +119,12 @@ class DriverError(OpsError):
     """The GPU driver is absent, too old, or a driver call failed."""
 
     exit_code = 32
+
+
+class HostUnsupported(OpsError):
+    """No part runs in this process whatever is installed: a 32-bit Python."""
+
+    exit_code = 33
 
 
 class OpBuildError(OpsError):
