@@ -19,6 +19,7 @@ from .files import FILES
 from .host import HostFacts, detect
 from .matrix import dotted, load
 from .plan import CompilePlan, PartPlan, package_version, plan_device, plan_host
+from .process import check_python, process_state
 from .settings import Settings
 from .spec import OpSpec, all_specs
 from .store import Store, jit_store
@@ -136,8 +137,10 @@ def build_ahead(
 
     Raises:
         OpBuildError: an op asked for by name cannot be built, or none of all could be.
+        HostUnsupported: a 32-bit Python.
         ArchListError: the list names something unknown.
     """
+    check_python(process_state())
     specs = all_specs() if specs is None else specs
     host = detect(settings.env) if host is None else host
     toolchain = discover(settings, host) if toolchain is None else toolchain

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
+from . import faults
 from .commands import Problem
 from .errors import CompileFailed, CompilerMissing, StoreError
 from .files import FILES
@@ -92,6 +93,7 @@ def build_part(
         log.info("building %s", part.log_line)
         if progress is not None:
             progress(part.log_line)
+        refuse_long_paths(part, store)
         with store.workshop() as shop:
             file = shop.part / part.filename
             if part.kind == "host":
@@ -101,6 +103,23 @@ def build_part(
             else:
                 _compile_nvcc(part, shop, file, store.log_path(name), settings)
             return store.publish(shop, part.filename, _describe(part, file))
+
+
+def refuse_long_paths(part: PartPlan, store: Store, windows: bool = sys.platform == "win32") -> None:
+    """Say before a compiler does, and better, that a host part's files would lie too deep for Windows' own tools.
+
+    Raises:
+        StoreError: a path would be longer than 259 characters.
+    """
+    if not windows or part.kind != "host":
+        return
+    work = store.root / ".work" / "1234567-123456789012" / "scratch"
+    paths = [work / step.output for step in host_steps(part, work.parent / "part" / part.filename)]
+    paths.append(store.final_folder(part.op, part.variant, part.key) / f"{part.filename}.json")
+    longest = max((str(path) for path in paths), key=len)
+    if len(longest) > faults.LONGEST_PATH:
+        problem = faults.path_is_too_long(longest)
+        raise StoreError(problem.what, problem.why, problem.fix)
 
 
 def _describe(part: PartPlan, file: Path) -> Manifest:

@@ -118,7 +118,7 @@ class Store:
 
     def find(self, op: str, variant: str, key: str) -> Part | None:
         """The part of exactly this key, verified; None where it is absent or damaged."""
-        folder = self._folder(op, variant, key)
+        folder = self.final_folder(op, variant, key)
         for path in sorted(folder.glob("*.json")):
             part = self._read(path)
             if isinstance(part, Part) and part.manifest.key == key:
@@ -171,7 +171,7 @@ class Store:
             write_manifest(described, manifest)
             for path in (file, described, shop.part):
                 _fsync(path)
-            final = self._folder(manifest.op, manifest.variant, manifest.key)
+            final = self.final_folder(manifest.op, manifest.variant, manifest.key)
             final.parent.mkdir(parents=True, exist_ok=True)
         for _ in range(3):
             try:
@@ -199,7 +199,8 @@ class Store:
         """Where the output of a failed build of ``name`` is kept."""
         return self._logs / f"{name}.log"
 
-    def _folder(self, op: str, variant: str, key: str) -> Path:
+    def final_folder(self, op: str, variant: str, key: str) -> Path:
+        """Where the part of this key stands once it is done."""
         return self.root / op / f"{variant}-{key[:_KEY_CHARS]}"
 
     def _read(self, path: Path) -> Part | Unreadable:

@@ -274,7 +274,8 @@ def test_problems_of_a_bare_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 PLACE = r"C:\Program Files\Microsoft Visual Studio\2022\BuildTools"
 CL = "Microsoft (R) C/C++ Optimizing Compiler Version 19.40.33811 for x64\n"
 TOOLS = f"{PLACE}\\VC\\Tools\\MSVC\\14.40\\"
-SET = f"PATH={PLACE}\\bin;C:\\Windows\nINCLUDE={PLACE}\\include;C:\\SDK\\ucrt\nLIB=x\nVCToolsInstallDir={TOOLS}\nHOMEDRIVE=C:\n"
+INCLUDE = f"INCLUDE={PLACE}\\include;C:\\SDK\\ucrt"
+SET = f"PATH={PLACE}\\bin;C:\\Windows\n{INCLUDE}\nLIB=x\nVCToolsInstallDir={TOOLS}\nHOMEDRIVE=C:\n"
 
 
 @pytest.fixture(autouse=True)
