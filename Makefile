@@ -26,7 +26,7 @@ demo: $(VENV)/.demo ## install, report, train a real classifier, write demo.png
 	$(PY) -m deepspeed_ops.demo
 
 test: $(VENV)/.test tools ## every test that this machine can run
-	$(PY) -m pytest $(PYTEST_FLAGS) tests
+	$(PY) -X warn_default_encoding -m pytest $(PYTEST_FLAGS) tests
 
 lint: $(VENV)/.test ## ruff, mypy --strict, shellcheck, generated files, the rules of the house
 	$(PY) -m ruff check .

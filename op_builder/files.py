@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 
@@ -38,7 +38,7 @@ class Files:
         rename_once: tries to rename.
         replace_once: tries to rename over what has the name.
         unlink_once: tries to delete a file.
-        rmtree_once: tries to delete a folder with all it holds.
+        rmtree_once: tries to delete a folder with all it holds; deletes what it can.
     """
 
     windows: bool = sys.platform == "win32"
@@ -46,7 +46,7 @@ class Files:
     rename_once: Callable[[Path, Path], object] = lambda source, target: source.rename(target)
     replace_once: Callable[[Path, Path], object] = lambda source, target: source.replace(target)
     unlink_once: Callable[[Path], object] = lambda path: path.unlink()
-    rmtree_once: Callable[[Path], object] = lambda folder: shutil.rmtree(folder)
+    rmtree_once: Callable[[Path], object] = lambda folder: delete_all(folder)
 
     def rename(self, source: Path, target: Path) -> None:
         """Give a file or folder a name that nobody has.
@@ -79,14 +79,9 @@ class Files:
     def remove_tree(self, folder: Path) -> bool:
         """Delete a folder with all it holds; False where something of it is still there. Never raises."""
         with contextlib.suppress(OSError):
-            self._patiently(lambda: self._rmtree(folder))
-        if folder.exists():  # what cannot go stays; the rest does not
-            shutil.rmtree(folder, ignore_errors=True)
+            if folder.exists():
+                self._patiently(lambda: self.rmtree_once(folder))
         return not folder.exists()
-
-    def _rmtree(self, folder: Path) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            self.rmtree_once(folder)
 
     def write_text(self, path: Path, text: str) -> None:
         """Write a small file whole: readers see the old text or the new one.
@@ -111,6 +106,27 @@ class Files:
                     raise
             self.sleep(pause)
         return action()
+
+
+def delete_all(folder: Path) -> None:
+    """Delete a folder and all of it that can be deleted.
+
+    Raises:
+        OSError: what stopped the first file that is still there.
+    """
+    failures: list[OSError] = []
+
+    def note(call: object, path: str, failed: Any) -> None:
+        exc = failed if isinstance(failed, BaseException) else failed[1]
+        if isinstance(exc, OSError) and not isinstance(exc, FileNotFoundError):
+            failures.append(exc)
+
+    if sys.version_info >= (3, 12):
+        shutil.rmtree(folder, onexc=note)
+    else:
+        shutil.rmtree(folder, onerror=note)
+    if failures:
+        raise failures[0]
 
 
 def held(exc: OSError) -> bool:
