@@ -81,7 +81,7 @@ $(VENV)/.test: $(VENV)/.env
 
 # No torch: what is built for Windows and called under wine needs none.
 $(VENV)/.windows: $(VENV)/.python
-	$(PY) -m pip install $(PIP_FLAGS) apache-tvm-ffi check-jsonschema filelock hypothesis ninja nvidia-ml-py packaging pytest \
+	$(PY) -m pip install $(PIP_FLAGS) --upgrade apache-tvm-ffi check-jsonschema filelock hypothesis ninja nvidia-ml-py packaging pytest \
 	  rich setuptools tomli
 	touch $@
 
