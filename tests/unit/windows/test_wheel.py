@@ -205,3 +205,21 @@ def check_workflow(path: Path) -> int:
     """Exit status of check-jsonschema, which brings the schema along."""
     asked = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", str(path)]
     return subprocess.run(asked, capture_output=True, timeout=120, check=False, stdin=subprocess.DEVNULL).returncode
+
+
+@pytest.mark.parametrize(
+    ("windows", "linux", "equal"),
+    [
+        ("a 1\nb 2\n", "a 1\nb 2\n", True),
+        ("a 1\nb 2\n", "a 1\nb 3\n", False),
+        ("a 1\n", "a 1\nb 2\n", False),
+        ("a 1\nb 2\n", "a 1\n", False),
+    ],
+)
+def test_the_proof_sees_other_numbers(windows: str, linux: str, equal: bool) -> None:
+    """Fault: a proof that cannot fail: another digest, or a line too many or too few, counts as equal."""
+    if equal:
+        assert "2 lines" in tool().compare("toy", windows, linux)
+    else:
+        with pytest.raises(Exception, match="other numbers"):
+            tool().compare("toy", windows, linux)
