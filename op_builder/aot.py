@@ -74,7 +74,7 @@ def asked_ops(settings: Settings, specs: Mapping[str, OpSpec], ops: Sequence[str
     """The ops to build, by name; True where it was asked for by name, so that not building it is an error.
 
     Args:
-        settings: ``DS_BUILD_OPS`` and ``DS_BUILD_<OP>``.
+        settings: ``DS_BUILD_OPS``, ``DS_BUILD_<OP>``, or an arch list alone.
         specs: the registry.
         ops: names given by the caller instead of the environment.
     """
@@ -86,7 +86,7 @@ def asked_ops(settings: Settings, specs: Mapping[str, OpSpec], ops: Sequence[str
     asked: dict[str, bool] = {}
     for name in specs:
         by_name = settings.build_op.get(name)
-        if by_name or (by_name is None and settings.build_ops):
+        if by_name or (by_name is None and (settings.build_ops or (settings.archs_ask and specs[name].device))):
             asked[name] = bool(by_name)
     return asked
 
@@ -158,7 +158,7 @@ def build_ahead(
                 raise _cannot(specs[name], exc) from exc
             report.skipped.append(Skipped(name, "", _one_line(exc)))
     work.tidy()
-    if asked and not report.built:
+    if asked and not report.built and not settings.archs_ask:
         why = "; ".join(f"{s.op}: {s.why}" for s in report.skipped)
         raise OpBuildError("DS_BUILD_OPS=1 built no op at all", why, "unset DS_BUILD_OPS, or cure the reasons above")
     return report

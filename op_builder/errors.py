@@ -58,7 +58,7 @@ class ArchListError(UsageError):
 
 
 class SettingError(UsageError):
-    """An environment variable is unknown (``DS_BUILD_*``) or of the wrong form (``CUDA_HOME`` as a list)."""
+    """An environment variable is unknown (``DS_BUILD_*``) or has the wrong form (``CUDA_HOME`` as a list)."""
 
     exit_code = 4
 

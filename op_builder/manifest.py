@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import importlib
 import json
@@ -136,7 +137,7 @@ class Manifest:
         if set(data) != set(fields):
             missing, unknown = sorted(set(fields) - set(data)), sorted(set(data) - set(fields))
             raise _corrupt(where, f"missing keys {missing}, unknown keys {unknown}")
-        hints = typing.get_type_hints(cls)
+        hints = _hints()
         manifest = cls(**{name: _typed(value, hints[name], where, name) for name, value in data.items()})
         # A part lies in its manifest's own folder: no separators, no drive, neither "." nor "..".
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*", manifest.filename):
@@ -167,6 +168,12 @@ class Manifest:
 
 def _corrupt(where: str, why: str) -> CorruptPart:
     return CorruptPart(f"{where} is not a manifest of ours", why, "delete the part's folder; it is built anew")
+
+
+@functools.cache
+def _hints() -> Mapping[str, Any]:
+    """Types of the manifest's fields; evaluating them takes longer than reading a manifest."""
+    return typing.get_type_hints(Manifest)
 
 
 def _typed(value: Any, hint: Any, where: str, name: str) -> Any:

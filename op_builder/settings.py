@@ -66,6 +66,16 @@ class Settings:
     skip_cuda_check: bool = False
 
     @property
+    def archs_ask(self) -> bool:
+        """Whether ``TORCH_CUDA_ARCH_LIST`` alone asks for GPU ops ahead of time: it is set, and no ``DS_BUILD_*`` is.
+
+        So ``TORCH_CUDA_ARCH_LIST="6.1;7.5;8.6" pip install .`` builds for these, as people expect of it. Many images
+        set the variable for other reasons, so an op that cannot be built then is skipped with its reason, never an
+        error.
+        """
+        return self.arch_list is not None and self.build_ops is None and not self.build_op
+
+    @property
     def user_flags(self) -> tuple[str, ...]:
         """Every flag the user adds to a host part, in the order the command lines take them."""
         return (*self.cppflags, *self.cflags, *self.cxxflags, *self.ldflags)

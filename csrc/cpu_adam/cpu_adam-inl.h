@@ -18,7 +18,10 @@ inline void adam_vector(P* p, const G* g, S* m, S* v, const Hyper& h) {
   mv = fma(broadcast(h.one_minus_beta1), gv, mul(broadcast(h.beta1), mv));
   vv = fma(mul(broadcast(h.one_minus_beta2), gv), gv, mul(broadcast(h.beta2), vv));
   const Vec denom = fma(sqrt(vv), broadcast(h.inv_sqrt_bias2), broadcast(h.eps));
-  const Vec update = fma(broadcast(h.step_size), div(mv, denom), mul(broadcast(h.decay), pv));
+  const Vec direction = div(mv, denom);
+  // Apart, so that an infinite parameter stays infinite without decay (0 * inf is NaN); for finite ones the same bits.
+  const Vec update = h.decay != 0.0f ? fma(broadcast(h.step_size), direction, mul(broadcast(h.decay), pv))
+                                     : mul(broadcast(h.step_size), direction);
   store(p, sub(pv, update));
   store(m, mv);
   store(v, vv);

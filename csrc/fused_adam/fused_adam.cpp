@@ -2,7 +2,7 @@
 // pointers are made and cached in Python (src/deepspeed_ops/tensor_table.py), where the tensors are.
 //
 // Table: int64 [5][n] in device memory = addresses of p, g, m, v and elements of each tensor (g 0: skipped); chunks int32
-// [blocks][2] in device memory = (tensor, chunk within it), chunk_elements() elements a chunk.
+// [blocks][2] in device memory = (tensor, chunk within it), 128 packs a chunk.
 // Errors: TypeError for a combination of formats without a kernel, DriverError for what the driver refuses.
 #include <cmath>
 #include <cstdint>
@@ -54,7 +54,12 @@ struct PrepareArgs {
 // Format codes: 0 f32, 1 f16, 2 bf16, 3 f64.
 constexpr int64_t kF64 = 3;
 
-int64_t pack_of(int64_t format) { return format == kF64 ? 2 : 4; }
+// The kernel for these formats. Its packs: 4 floats a thread, 8 elements where a format is half as wide, 2 doubles
+// (src/deepspeed_ops/fused_adam_launch.py cuts the chunks accordingly).
+const char* step_kernel(const AdamTable& t) {
+  if (t.p_format == kF64) return "fused_adam_f64";
+  return (t.p_format | t.g_format | t.state_format) == 0 ? "fused_adam_f32" : "fused_adam_mixed";
+}
 
 AdamTable table_at(int64_t table, int64_t n, int64_t chunks, int64_t p, int64_t g, int64_t s) {
   for (const int64_t f : {p, g, s}) {
@@ -102,15 +107,11 @@ void launch_step(const StepArgs& a, AdamTable table) {
                             a.found_inf,
                             a.noop_flag};
   void* args[] = {&table, &scalars};
-  code().launch(static_cast<int>(a.ordinal), sizeof(M) == 8 ? "fused_adam_f64" : "fused_adam_f32",
+  code().launch(static_cast<int>(a.ordinal), step_kernel(table),
                 static_cast<unsigned>(a.blocks), kBlock, 0, reinterpret_cast<void*>(a.stream), args);
 }
 
 const StepArgs& args_at(int64_t address) { return *reinterpret_cast<const StepArgs*>(address); }
-
-// Elements of one chunk of a tensor whose parameters have this format: one pack a thread, so that a tensor's chunks start
-// on pack boundaries wherever the tensor does.
-int64_t chunk_elements(int64_t format) { return kBlock * pack_of(format); }
 
 // One step for all tensors of a table. Arg: address of StepArgs.
 void step(int64_t args) {
@@ -139,7 +140,7 @@ void prepare_steps(int64_t args) {
 }
 
 // Sets int32 *noop_flag to 1 where any gradient of the table is infinite or NaN; leaves it alone otherwise. The chunks must
-// be those of the gradients' format. Arg: address of StepArgs.
+// be those of 4 floats or 2 doubles a thread. Arg: address of StepArgs.
 void check_finite(int64_t args) {
   const StepArgs& a = args_at(args);
   AdamTable table = table_at(a.table, a.n, a.chunks, a.g_format, a.g_format, a.g_format);
@@ -155,7 +156,6 @@ void prepare_device(int64_t ordinal) { code().prepare(static_cast<int>(ordinal))
 }  // namespace
 }  // namespace ds
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(chunk_elements, ds::chunk_elements)
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(step, ds::step)
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(prepare_steps, ds::prepare_steps)
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(check_finite, ds::check_finite)

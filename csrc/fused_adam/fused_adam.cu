@@ -1,6 +1,6 @@
 // Entry points of fused_adam; the work is in fused_adam.cuh, the launches in fused_adam.cpp.
 //
-//   fused_adam_f32, _f64          one step in float or double math. Grid: one block a chunk. Block: 128 threads.
+//   fused_adam_f32, _mixed, _f64  one step: all f32; any mixture of f32, f16, bf16; all f64. Grid: one block a chunk.
 //   fused_adam_prepare_f32, _f64  counts a step and derives its scalars on the device (CUDA graphs, GradScaler).
 //   check_finite                  sets *flag to 1 where any gradient is infinite or NaN.
 #include "fused_adam/fused_adam.cuh"
@@ -9,7 +9,12 @@ using namespace ds;
 
 extern "C" __global__ void __launch_bounds__(kBlock, 8) fused_adam_f32(const AdamTable table,
                                                                        const AdamScalars<float> scalars) {
-  adam(table, scalars);
+  adam<true, 4>(table, scalars);
+}
+
+extern "C" __global__ void __launch_bounds__(kBlock, 8) fused_adam_mixed(const AdamTable table,
+                                                                         const AdamScalars<float> scalars) {
+  adam<false, 8>(table, scalars);
 }
 
 extern "C" __global__ void __launch_bounds__(kBlock, 8) fused_adam_f64(const AdamTable table,
@@ -57,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(kBlock) check_finite(const AdamTabl
   } else {
     const Place at = Place::find<4>(table);
     if (at.n > 0) {
-      Raw4 raw;
+      Raw<4> raw;
       raw.load(reinterpret_cast<const void*>(at.g), at.first, table.g_format, at.n, at.n == 4 && at.aligned);
       float g[4];
       raw.to_floats(table.g_format, g);

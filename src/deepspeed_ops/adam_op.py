@@ -15,6 +15,7 @@ from torch import Tensor
 from deepspeed_ops.adam_scalars import AdamScalars
 from deepspeed_ops.adam_step import AdamStep, GpuStep, Lists, make_step
 from deepspeed_ops.op_builder.errors import TensorError, UsageError
+from deepspeed_ops.registry import updated_in_place
 from deepspeed_ops.table_optimizer import Amp
 from deepspeed_ops.tensor_checks import groups_by_dtype
 
@@ -66,6 +67,8 @@ def adam_(
             raise TensorError(
                 f"{op}: steps[{i}] is {count.dtype} {tuple(count.shape)}", "expected one int64 element", ""
             )
+        if count.device.type != "cpu" and count.device != p[i].device:
+            raise TensorError(f"{op}: steps[{i}] is on {count.device}", f"its parameter is on {p[i].device}", "")
     for part in groups_by_dtype(p, g, m):
         chosen = [[x[i] for i in part] for x in lists]
         counters = torch.stack([steps[i].reshape(()) for i in part])
@@ -81,4 +84,4 @@ def adam_(
             step.launch(moved, counters, scalars, lr, amp or Amp())
         for i, counter in zip(part, counters.unbind(), strict=True):
             steps[i].copy_(counter.reshape(steps[i].shape))
-    torch.autograd.graph.increment_version([*p, *m, *v])
+    updated_in_place([*p, *m, *v])

@@ -21,8 +21,9 @@ from deepspeed_ops.adam_scalars import AdamScalars
 from deepspeed_ops.device_table import DeviceTable
 from deepspeed_ops.fused_adam_launch import StepArgs
 from deepspeed_ops.op_builder import loader
-from deepspeed_ops.op_builder.errors import DtypeError, UsageError
+from deepspeed_ops.op_builder.errors import DtypeError, TensorError, UsageError
 from deepspeed_ops.table_optimizer import Amp
+from deepspeed_ops.tensor_checks import FORMATS
 from deepspeed_ops.tensor_table import TensorTable
 
 Lists = Sequence[list[Any]]
@@ -61,19 +62,20 @@ class CpuStep:
             )
         self._module = loader.host_module("cpu_adam")
         self.table = TensorTable(op, self._module.collect_addresses, lists)
+        self.table.refuse_overlap()
         self._args = CpuStepArgs(table=self.table.address, n=self.table.n)
         self._args.p_format, self._args.g_format, self._args.state_format = self.table.formats[:3]
 
     def look(self, lists: Lists) -> int:
         """Read and check the addresses; which lists moved."""
-        return self.table.refresh(lists, self.fixed_storage)
+        return _looked(self.table, lists, self.fixed_storage)
 
     def launch(self, moved: int, counters: Tensor, scalars: AdamScalars, lr: Tensor | None, amp: Amp) -> None:
         """Update p, m, v and count the step; does nothing where ``amp.found_inf`` is not 0."""
         del moved  # the table on the host is the one that is read
         if amp.found_inf is not None and float(amp.found_inf):
             return
-        counters.add_(self.table.present)
+        self.table.count(counters)
         a = self._args
         a.steps, a.threads = counters.data_ptr(), torch.get_num_threads()
         a.lr = scalars.lr if lr is None else float(lr)
@@ -100,9 +102,13 @@ class GpuStep:
         self._ordinal = device.index if device.index is not None else torch.cuda.current_device()
         self._launcher.prepare_device(self._ordinal)
         wide = lists[0][0].dtype is torch.float64
-        chunk = fused_adam_launch.chunk_elements(3 if wide else 0)
+        dtypes = [next(x for x in tensors if x is not None).dtype for tensors in lists]
+        chunk = fused_adam_launch.chunk_elements(FORMATS[dtype] for dtype in dtypes)
         self.table = DeviceTable(op, self._launcher.collect_addresses, lists, chunk)
+        self.table.refuse_overlap()
         self._math = torch.float64 if wide else torch.float32
+        # Counters, their version and the one step they all hold: as long as nobody else writes them, it is known.
+        self._uniform: tuple[Tensor, int, int] | None = None
         self._coefficients: Tensor | None = None  # AdamStep [n], where steps differ or the device counts
         a = self._args = StepArgs(ordinal=self._ordinal, n=self.table.n, chunks=self.table.chunks.data_ptr())
         a.blocks = self.table.blocks
@@ -111,7 +117,7 @@ class GpuStep:
 
     def look(self, lists: Lists) -> int:
         """Read and check the addresses; which lists moved."""
-        return self.table.refresh(lists, self.fixed_storage)
+        return _looked(self.table, lists, self.fixed_storage)
 
     def launch(
         self,
@@ -132,6 +138,10 @@ class GpuStep:
             amp: gradients are divided by ``grad_scale``; nothing happens where ``found_inf`` is not 0.
             noop_flag: int32 ``[1]`` on the device; nothing happens where it is not 0.
         """
+        device = self.table.device
+        if noop_flag is not None and (noop_flag.dtype is not torch.int32 or noop_flag.device != device):
+            found = f"{noop_flag.dtype} on {noop_flag.device}"
+            raise TensorError(f"{self.op}: noop_flag is {found}", f"expected torch.int32 on {device}", "")
         a = self._args
         a.stream = torch._C._cuda_getCurrentRawStream(self._ordinal)
         a.table = self.table.rows_for(moved)
@@ -154,16 +164,23 @@ class GpuStep:
                 "a replay would repeat the bias correction of the captured step",
                 "FusedAdam(..., capturable=True)",
             )
-        present = self.table.present
-        counters.add_(present)
-        counted = counters if bool(present.all()) else counters[present]
+        uniform = self._uniform
+        known = uniform is not None and uniform[0] is counters and uniform[1] == counters._version
+        self.table.count(counters)
+        if known and uniform is not None and self.table.all_present:
+            self._args.step, self._args.steps = uniform[2] + 1, 0
+            self._uniform = (counters, counters._version, uniform[2] + 1)
+            return
+        counted = counters if self.table.all_present else counters[self.table.present]
         if counted.numel() == 0:
             self._args.step, self._args.steps = 1, 0
             return
         low, high = (int(x) for x in counted.aminmax())
         if low == high:
             self._args.step, self._args.steps = low, 0
+            self._uniform = (counters, counters._version, low) if self.table.all_present else None
             return
+        self._uniform = None
         t = counters.clamp(min=1).to(torch.float64)
         bias1 = 1.0 - scalars.beta1**t if scalars.bias_correction else torch.ones_like(t)
         bias2 = 1.0 - scalars.beta2**t if scalars.bias_correction else torch.ones_like(t)
@@ -177,6 +194,7 @@ class GpuStep:
             self._coefficients = torch.empty((counters.numel(), 3), dtype=self._math, device=counters.device)
         a = self._args
         a.counters, a.steps, a.step = counters.data_ptr(), self._coefficients.data_ptr(), 0
+        lr = _device_scalar(lr, counters.device)
         a.lr_tensor = 0 if lr is None else lr.data_ptr()
         self._launcher.prepare_steps(self._address)
 
@@ -186,6 +204,13 @@ def _device_scalar(x: Tensor | None, device: torch.device) -> Tensor | None:
     if x is None or (x.dtype is torch.float32 and x.device == device):
         return x
     return x.to(device=device, dtype=torch.float32, non_blocking=True)
+
+
+def _looked(table: TensorTable, lists: Lists, fixed_storage: bool) -> int:
+    moved = table.refresh(lists, fixed_storage)
+    if moved & ~2:  # more than gradients
+        table.refuse_overlap()
+    return moved
 
 
 AdamStep = CpuStep | GpuStep

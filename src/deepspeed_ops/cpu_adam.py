@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import sys
+from itertools import pairwise
 from types import ModuleType
 
 import torch
@@ -15,7 +16,7 @@ from deepspeed_ops.adam_scalars import checked
 from deepspeed_ops.adam_step import CpuStepArgs, simd_request
 from deepspeed_ops.op_builder import loader
 from deepspeed_ops.op_builder.errors import DtypeError, TensorError, UsageError
-from deepspeed_ops.registry import register
+from deepspeed_ops.registry import register, updated_in_place
 from deepspeed_ops.tensor_checks import FORMATS, check_updated, is_plain, laid_out_like
 
 OP = "cpu_adam"
@@ -124,7 +125,7 @@ def adam_update(
     args.weight_decay, args.grad_scale, args.threads = scalars.weight_decay, 1.0, torch.get_num_threads()
     args.adamw, args.bias_correction = scalars.adamw, scalars.bias_correction
     loader.host_module(OP).step_table(ctypes.addressof(args), simd_request())
-    torch.autograd.graph.increment_version([params, exp_avg, exp_avg_sq])
+    updated_in_place([params, exp_avg, exp_avg_sq])
     return 0
 
 
@@ -144,6 +145,11 @@ def _checked_tensors(p: Tensor, g: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor
             )
     if m.dtype != v.dtype:
         raise DtypeError(f"{OP}: exp_avg is {m.dtype} and exp_avg_sq {v.dtype}", "expected one dtype", "")
+    updated = (("params", p), ("exp_avg", m), ("exp_avg_sq", v))
+    runs = sorted((x.data_ptr(), x.data_ptr() + x.nbytes, name) for name, x in updated if x.numel())
+    for (_, end, first), (begin, _, second) in pairwise(runs):
+        if begin < end:
+            raise TensorError(f"{OP}: {first} and {second} overlap in memory", "each is updated in place", "")
     return p, laid_out_like(OP, 0, g, p), m, v
 
 

@@ -16,9 +16,10 @@ from deepspeed_ops.adam_op import adam_
 from deepspeed_ops.adam_scalars import checked
 from deepspeed_ops.device_table import DeviceTable
 from deepspeed_ops.fused_adam_launch import StepArgs
-from deepspeed_ops.op_builder.errors import TensorError, UsageError
-from deepspeed_ops.registry import register
+from deepspeed_ops.op_builder.errors import DtypeError, TensorError, UsageError
+from deepspeed_ops.registry import register, updated_in_place
 from deepspeed_ops.table_optimizer import Amp
+from deepspeed_ops.tensor_checks import FORMATS
 
 OP = "fused_adam"
 
@@ -95,6 +96,11 @@ def multi_tensor_check_finite(noop_flag: Tensor, gradients: Sequence[Tensor]) ->
         raise TensorError(
             f"{OP}: noop_flag is {noop_flag.dtype} {tuple(noop_flag.shape)}", "expected one int32 element", ""
         )
+    for i, g in enumerate(gradients):
+        if g.device != noop_flag.device:
+            raise TensorError(f"{OP}: gradient {i} is on {g.device}", f"noop_flag is on {noop_flag.device}", "")
+        if g.dtype not in FORMATS:
+            raise DtypeError(f"{OP}: gradient {i} is {g.dtype}", "expected a floating point dtype of Adam's", "")
     if noop_flag.device.type == "cpu":
         if not all(bool(torch.isfinite(g).all()) for g in gradients):
             noop_flag.fill_(1)
@@ -104,7 +110,7 @@ def multi_tensor_check_finite(noop_flag: Tensor, gradients: Sequence[Tensor]) ->
         same = [g for g in gradients if g.dtype is dtype and g.numel()]
         if not same:
             continue
-        chunk = fused_adam_launch.chunk_elements(3 if dtype is torch.float64 else 0)
+        chunk = fused_adam_launch.chunk_elements([3 if dtype is torch.float64 else 0])
         table = DeviceTable(OP, launcher.collect_addresses, [same] * 4, chunk)
         ordinal = noop_flag.device.index or 0
         a = StepArgs(
@@ -113,7 +119,7 @@ def multi_tensor_check_finite(noop_flag: Tensor, gradients: Sequence[Tensor]) ->
         a.table, a.chunks, a.noop_flag = table.rows_for(0), table.chunks.data_ptr(), noop_flag.data_ptr()
         a.p_format, a.g_format, a.state_format = table.formats[:3]
         launcher.check_finite(ctypes.addressof(a))
-    torch.autograd.graph.increment_version(noop_flag)
+    updated_in_place([noop_flag])
 
 
 def _fused_adam_(

@@ -10,7 +10,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from deepspeed_ops.op_builder import loader
@@ -52,9 +53,14 @@ class Launcher(Protocol):
         """Set ``noop_flag`` where a gradient is not finite."""
 
 
-def chunk_elements(p_format: int) -> int:
-    """Elements of one chunk: what one block updates."""
-    return _BLOCK * (2 if p_format == _F64 else 4)
+def chunk_elements(formats: Iterable[int]) -> int:
+    """Elements of one chunk, which one block updates: a pack a thread.
+
+    Args:
+        formats: of all tensors. A pack is 4 floats, 2 doubles, or 8 elements where some are half as wide.
+    """
+    kinds = set(formats)
+    return _BLOCK * (2 if _F64 in kinds else 4 if kinds == {0} else 8)
 
 
 @functools.cache
@@ -135,11 +141,13 @@ class PythonLauncher:
         bias1 = 1.0 - a.beta1**a.step if a.bias_correction else 1.0
         bias2 = 1.0 - a.beta2**a.step if a.bias_correction else 1.0
         # Where steps is set, the scalars come from there and step is 0.
-        step_size, inv_sqrt_bias2 = (0.0, 0.0) if a.steps else (a.lr / bias1, 1.0 / bias2**0.5)
+        step_size, inv_sqrt_bias2 = (0.0, 0.0) if a.steps else (a.lr / bias1, 1.0 / math.sqrt(bias2))
         decay, l2 = (a.lr * a.weight_decay, 0.0) if a.adamw else (0.0, a.weight_decay)
         head = (a.beta1, 1.0 - a.beta1, a.beta2, 1.0 - a.beta2, a.eps, l2, step_size, inv_sqrt_bias2, decay)
         scalars = _SCALARS[wide](*head, a.steps, a.grad_scale, a.found_inf, a.noop_flag)
-        self._launch(a, "fused_adam_f64" if wide else "fused_adam_f32", a.blocks, _BLOCK, self._table(a), scalars)
+        floats = not (a.p_format or a.g_format or a.state_format)
+        kernel = "fused_adam_f64" if wide else "fused_adam_f32" if floats else "fused_adam_mixed"
+        self._launch(a, kernel, a.blocks, _BLOCK, self._table(a), scalars)
 
     def prepare_steps(self, args: int) -> None:
         """Count a step on the device."""

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from deepspeed_ops.op_builder.errors import DtypeError, TensorError
-from deepspeed_ops.registry import is_eager
+from deepspeed_ops.registry import is_eager, updated_in_place
 from deepspeed_ops.tensor_checks import PLAIN, groups_by_dtype
 from deepspeed_ops.tensor_table import identities
 from deepspeed_ops.tracked_state import Epoch, TrackedStates
@@ -142,7 +142,10 @@ class TableOptimizer(torch.optim.Optimizer):
         self.state = self._tracked = TrackedStates(self._epoch, states)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # adds names of torch's own to the defaults
+        for group in self.param_groups:
+            for name, value in self.defaults.items():
+                group.setdefault(name, value)
         self._prepare()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -206,7 +209,7 @@ class TableOptimizer(torch.optim.Optimizer):
     def _launch(self, bucket: _Bucket, moved: int, scalars: Any, lr: Tensor | None, amp: Amp) -> None:
         bucket.step.launch(moved, bucket.counters, scalars, lr, amp)
         if not self._fixed_storage:
-            torch.autograd.graph.increment_version(bucket.lists[0])
+            updated_in_place(bucket.lists[0])
 
     def _dispatch(
         self, params: list[Tensor], gradients: list[Any], on_device: bool, scalars: Any, lr: Tensor | None, amp: Amp

@@ -38,6 +38,12 @@ def check_updated(op: str, name: str, index: int, tensor: Tensor) -> None:
         raise TensorError(
             f"{op}: {name}[{index}] has layout {tensor.layout}", "expected a dense tensor", "use .to_dense()"
         )
+    if tensor.data_ptr() == 0 and tensor.numel() > 0:
+        raise TensorError(
+            f"{op}: {name}[{index}] of shape {tuple(tensor.shape)} has no memory",
+            "its storage was freed, as sharding engines do between uses",
+            "step while it is materialised",
+        )
     if tensor.is_contiguous() or _memory_format(tensor) is not None:
         return
     raise TensorError(
@@ -82,6 +88,7 @@ def laid_out_like(op: str, index: int, g: Tensor, p: Tensor) -> Tensor:
         raise DtypeError(
             f"{op}: gradient {index} is {g.dtype}", f"its parameter is {p.dtype}", f"p.grad = p.grad.to({p.dtype})"
         )
-    if g.stride() == p.stride() or (g.is_contiguous() and p.is_contiguous()):
+    in_memory = not g.is_neg() and (g.data_ptr() != 0 or g.numel() == 0)  # else torch computes it when it is read
+    if in_memory and (g.stride() == p.stride() or (g.is_contiguous() and p.is_contiguous())):
         return g
     return torch.empty_like(p, dtype=g.dtype).copy_(g)

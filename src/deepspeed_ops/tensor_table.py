@@ -92,6 +92,9 @@ def _items(tensors: list[Any]) -> int:
     return ctypes.c_int64.from_address(id(tensors) + _OFFSETS[0]).value
 
 
+_ABSENT = 1 << 8  # csrc/common/tensor_list.h: a gradient was None
+
+
 def identities(objects: list[Any]) -> bytes:
     """The identities of a list's objects, to be compared with those of another time (8 bytes each)."""
     if _OFFSETS is None:
@@ -131,6 +134,7 @@ class TensorTable:
             self._collect.release_gil = False  # type: ignore[attr-defined]
             self._args = self._collect_args()
             self._args_address = ctypes.addressof(self._args)
+        self.all_present = True  # whether every tensor had a gradient at the last look
         self.temporaries: list[Tensor] = []  # gradients in another layout, copied; alive until the next step
         self.refresh(lists)
 
@@ -173,17 +177,47 @@ class TensorTable:
             except SystemError:  # torch refused a tensor and left its exception behind: the checks below say which
                 moved = -1
             if moved >= 0:
-                return moved
+                self.all_present = not moved & _ABSENT
+                return moved & ~_ABSENT
         return self._refresh_in_python(lists)
 
     def _refresh_in_python(self, lists: Sequence[list[Any]]) -> int:
         p, moved = lists[0], 0
+        self.all_present = all(x is not None for x in lists[1])
         for i, tensors in enumerate(lists):
             addresses = torch.tensor([self._address(i, k, x, p[k]) for k, x in enumerate(tensors)], dtype=torch.int64)
             if not torch.equal(addresses, self.host[i]):
                 self.host[i] = addresses
                 moved |= 1 << i
         return moved
+
+    def refuse_overlap(self) -> None:
+        """Refuse tensors to be updated that share memory: the result would depend on who comes first.
+
+        Raises:
+            TensorError: two of them do.
+        """
+        rows = [i for i in range(self.lists) if i != 1]
+        begin = self.host[rows].flatten()
+        end = begin + torch.stack([self.host[-1] * self.dtypes[i].itemsize for i in rows]).flatten()
+        order = begin.argsort()
+        order = order[end[order] > begin[order]]  # without empty ones; if any two overlap, then two neighbours do
+        shared = (begin[order[1:]] < end[order[:-1]]).nonzero()
+        if shared.numel():
+            found = (divmod(int(k), self.n) for k in order[int(shared[0]) :][:2])
+            names = " and ".join(f"{LISTS[rows[row]]}[{i}]" for row, i in found)
+            raise TensorError(f"{self.op}: {names} overlap in memory", "each is updated in place", "clone one of them")
+
+    def count(self, counters: Tensor) -> None:
+        """Count a step of every tensor that had a gradient at the last look.
+
+        Args:
+            counters: int64 ``[n]`` on the host. Mutated.
+        """
+        if self.all_present:
+            counters.add_(1)
+        else:
+            counters.add_(self.present)
 
     @property
     def present(self) -> Tensor:

@@ -66,7 +66,7 @@ _RUNTIME_NEEDS: Mapping[str, tuple[tuple[tuple[int, ...], tuple[int, int]], ...]
 
 def asked(settings: Settings) -> bool:
     """Whether the environment asks for any op to be built ahead of time."""
-    return bool(settings.build_ops) or any(settings.build_op.values())
+    return bool(settings.build_ops) or any(settings.build_op.values()) or settings.archs_ask
 
 
 def build_requires(env: Mapping[str, str] | None = None) -> list[str]:

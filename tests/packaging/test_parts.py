@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from builds import Venv, build, clean_env, copy_checkout, install, make_venv, names, run
 
+from op_builder.matrix import load
+
 # Five steps of AdamW on 100,003 elements through the host library, with numpy and without torch. The numbers are exact
 # in float32 on every machine, so the digests of two environments can be compared.
 DRIVE = """
@@ -185,6 +187,30 @@ def test_one_wheel_two_pythons_equal_bits(with_torch: Venv, without_torch: Venv,
     assert here["moved"] and here["digest"] == there["digest"]
     assert str(with_torch.root) in str(here["part"]) and str(without_torch.root) in str(there["part"])
     assert there["torch"] is False
+
+
+@pytest.mark.parametrize("release", ["minimum", "newest"])
+def test_lowest_and_newest_ffi(release: str, full_wheel: Path, with_torch: Venv, tmp_path: Path) -> None:
+    """Fault: a part built against one release of TVM-FFI does not load, or computes otherwise, under another."""
+    matrix = load()
+    wanted = f"=={matrix.ffi_minimum}" if release == "minimum" else f">={matrix.ffi_minimum},<{matrix.ffi_below}"
+    site, python = tmp_path / "site", sys.executable
+    pip = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps", "--target", site]
+    run(*pip, f"{matrix.ffi_package}{wanted}", full_wheel, cwd=tmp_path)
+    code = f"import sys; sys.path.insert(0, {str(site)!r})\nimport tvm_ffi; assert {str(site)!r} in tvm_ffi.__file__\n"
+    env = stranger(tmp_path)
+    answer = json.loads(run(python, "-c", code + DRIVE, cwd=tmp_path, env=env).stdout.splitlines()[-1])
+    assert answer["digest"] == drive(with_torch, DRIVE, tmp_path / "here")["digest"]
+
+
+def test_an_arch_list_alone_builds_gpu_parts(tmp_path: Path) -> None:
+    """Fault: `TORCH_CUDA_ARCH_LIST="6.1;8.6" pip install .` builds nothing, or cannot make what CUDA 13 dropped."""
+    pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", tmp_path / "out"]
+    run(*pip, copy_checkout(tmp_path / "src"), cwd=tmp_path, env=clean_env(TORCH_CUDA_ARCH_LIST="6.1;8.6"))
+    (wheel,) = (tmp_path / "out").glob("*.whl")
+    parts = [n for n in names(wheel) if "/parts/" in n]
+    assert any("/fused_adam/sm61-" in n for n in parts) and any("/fused_adam/sm86-" in n for n in parts), parts
+    assert not any("/cpu_adam/" in n for n in parts)
 
 
 def test_the_optimizer_class_runs_the_same_part(with_torch: Venv, tmp_path: Path) -> None:
