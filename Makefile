@@ -13,9 +13,10 @@ PYTEST_FLAGS ?= -q
 PY := $(VENV)/bin/python
 # What `make test` needs besides Python: command and the Debian package that has it. The last one is a comfort: it
 # cross-compiles the NEON level that qemu then runs.
+WINDOWS_TOOLS := g++:g++ x86_64-w64-mingw32-g++-posix:g++-mingw-w64-x86-64-posix wine:wine /usr/lib/wine/wine64:wine64
 TOOLS := g++:g++ git:git shellcheck:shellcheck qemu-x86_64:qemu-user aarch64-linux-gnu-g++:g++-aarch64-linux-gnu
 
-.PHONY: help env demo test lint bench docs op gen tools clean
+.PHONY: help env demo test lint bench docs op gen windows tools windows-tools clean
 
 help: ## this list
 	@echo "make TARGET [PYTHON=python3.12] [TORCH=torch==2.13.0] [VENV=.venv]"
@@ -26,7 +27,7 @@ demo: $(VENV)/.demo ## install, report, train a real classifier, write demo.png
 	$(PY) -m deepspeed_ops.demo
 
 test: $(VENV)/.test tools ## every test that this machine can run
-	DS_TEST_NVRTC=$${DS_TEST_NVRTC:-$(VENV)/nvrtc} $(PY) -m pytest $(PYTEST_FLAGS) tests
+	DS_TEST_NVRTC=$${DS_TEST_NVRTC:-$(VENV)/nvrtc} $(PY) -X warn_default_encoding -m pytest $(PYTEST_FLAGS) tests
 
 lint: $(VENV)/.test ## ruff, mypy --strict, shellcheck, generated files, the rules of the house
 	$(PY) -m ruff check .
@@ -34,7 +35,13 @@ lint: $(VENV)/.test ## ruff, mypy --strict, shellcheck, generated files, the rul
 	$(PY) ci/typecheck.py
 	$(VENV)/bin/shellcheck .ci/run $$(git ls-files '*.sh' 2>/dev/null)
 	$(PY) ci/gen.py --check
+	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(PY) -m pytest -q tests/unit/test_house.py
+
+windows: $(VENV)/.windows windows-tools ## on Linux: every op as a DLL under wine, recorded hosts, the win_amd64 wheel
+	$(PY) -X warn_default_encoding -m pytest $(PYTEST_FLAGS) tests/unit/windows
+	$(PY) ci/windows.py prove
+	$(PY) ci/windows.py wheel
 
 bench: $(VENV)/.test ## the benchmarks; JSON goes to benchmarks/results/
 	$(PY) -m benchmarks
@@ -72,9 +79,18 @@ $(VENV)/.test: $(VENV)/.env
 	$(PY) -m pip install $(PIP_FLAGS) -e ".[demo,test,lint]"
 	touch $@
 
+# No torch: what is built for Windows and called under wine needs none.
+$(VENV)/.windows: $(VENV)/.python
+	$(PY) -m pip install $(PIP_FLAGS) --upgrade apache-tvm-ffi check-jsonschema filelock hypothesis ninja nvidia-ml-py packaging pytest \
+	  rich setuptools tomli
+	touch $@
+
 $(VENV)/.docs: $(VENV)/.env
 	$(PY) -m pip install $(PIP_FLAGS) -e ".[docs]"
 	touch $@
+
+windows-tools: TOOLS := $(WINDOWS_TOOLS)
+windows-tools: tools
 
 tools:
 	@missing=""; for pair in $(TOOLS); do command -v "$${pair%%:*}" >/dev/null || missing="$$missing $${pair##*:}"; done; \

@@ -45,7 +45,16 @@ class BuildPy(build_py):
 
 
 class BuildExt(build_ext):
-    """Builds the ops that the environment asks for (``DS_BUILD_OPS``, ``DS_BUILD_<OP>``); ``-j N`` is honoured."""
+    """Builds the ops that the environment asks for (``DS_BUILD_OPS``, ``DS_BUILD_<OP>``); ``-j N`` is honoured.
+
+    ``--parts DIR`` takes the finished parts of a folder instead, which can be of another platform.
+    """
+
+    user_options = [*build_ext.user_options, ("parts=", None, "finished parts to take instead of building any")]  # noqa: RUF012
+
+    def initialize_options(self):
+        super().initialize_options()
+        self.parts = None
 
     def run(self):
         here = ROOT if self.inplace else Path(self.build_lib) / "deepspeed_ops"
@@ -53,7 +62,8 @@ class BuildExt(build_ext):
             return  # `build_ext -j8 bdist_wheel` and `install` come here twice
         self.distribution.parts_built_in = here
         try:
-            wheel.build_parts(here / "parts", jobs=int(self.parallel) if self.parallel else None)
+            ready = Path(self.parts).absolute() if self.parts else None
+            wheel.build_parts(here / "parts", jobs=int(self.parallel) if self.parallel else None, ready=ready)
         except OpsError as exc:
             sys.exit(f"error: {exc}")
         if not self.inplace:

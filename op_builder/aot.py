@@ -7,7 +7,6 @@ listed with the reason.
 from __future__ import annotations
 
 import re
-import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -16,9 +15,11 @@ from pathlib import Path
 from .choose import DeviceCompiler, choose_device_compiler, device_compilers
 from .compile import build, fetch_nvrtc
 from .errors import CompileFailed, CompilerMissing, OpBuildError, OpsError, UsageError
+from .files import FILES
 from .host import HostFacts, detect
 from .matrix import dotted, load
 from .plan import CompilePlan, PartPlan, package_version, plan_device, plan_host
+from .process import check_python, process_state
 from .settings import Settings
 from .spec import OpSpec, all_specs
 from .store import Store, jit_store
@@ -136,8 +137,10 @@ def build_ahead(
 
     Raises:
         OpBuildError: an op asked for by name cannot be built, or none of all could be.
+        HostUnsupported: a 32-bit Python.
         ArchListError: the list names something unknown.
     """
+    check_python(process_state())
     specs = all_specs() if specs is None else specs
     host = detect(settings.env) if host is None else host
     toolchain = discover(settings, host) if toolchain is None else toolchain
@@ -250,7 +253,7 @@ class _Work:
     def tidy(self) -> None:
         """Leave parts and nothing else: what follows packs the folder up."""
         for name in (".work", ".locks"):
-            shutil.rmtree(self.out_root / name, ignore_errors=True)
+            FILES.remove_tree(self.out_root / name)
 
 
 def build_requires(settings: Settings, specs: Mapping[str, OpSpec] | None = None) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,10 +17,11 @@ _LOAD_DYLIB = {0xC, 0x80000018, 0x8000001F, 0x80000023}
 
 @dataclass(frozen=True)
 class BinaryFacts:
-    """Machine (``x86_64``, ``aarch64``) and imported libraries, in the order of the file."""
+    """Machine (``x86_64``, ``aarch64``), imported libraries in the order of the file, exported names (PE only)."""
 
     machine: str
     needed: tuple[str, ...]
+    exports: tuple[str, ...] = ()
 
 
 class _Bytes:
@@ -71,6 +73,8 @@ def read_pe(source: Path | bytes) -> BinaryFacts:
         raise file.corrupt(f"address {address:#x} is in no section")
 
     (tables,) = file.unpack("<I", optional + 108)
+    exported = file.unpack("<I", optional + 112)[0] if tables else 0
+    exports = list(_exports(file, offset, offset(exported))) if exported else []
     imports = file.unpack("<I", optional + 120)[0] if tables > 1 else 0
     needed: list[str] = []
     at = offset(imports) if imports else -1
@@ -80,7 +84,16 @@ def read_pe(source: Path | bytes) -> BinaryFacts:
             break
         needed.append(file.string(offset(name)))
         at += 20
-    return BinaryFacts(_PE_MACHINES.get(machine, f"pe-{machine:#x}"), tuple(needed))
+    return BinaryFacts(_PE_MACHINES.get(machine, f"pe-{machine:#x}"), tuple(needed), tuple(exports))
+
+
+def _exports(file: _Bytes, offset: Callable[[int], int], at: int) -> Iterator[str]:
+    """Names in the export directory at a file offset."""
+    count, names = file.unpack("<I", at + 24)[0], file.unpack("<I", at + 32)[0]
+    if count * 4 > len(file.data):
+        raise file.corrupt(f"it says that it exports {count} names")
+    for i in range(count):
+        yield file.string(offset(file.unpack("<I", offset(names) + i * 4)[0]))
 
 
 def read_macho(source: Path | bytes) -> BinaryFacts:

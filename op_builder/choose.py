@@ -67,6 +67,7 @@ def _cure(target: Target, release: tuple[int, int] | None, driver_cuda: tuple[in
 def compiler_name(compiler: HostCompiler | DeviceCompiler) -> str:
     """``g++ 12.2.0`` or ``nvrtc 13.0``, as logs and manifests have it."""
     if isinstance(compiler, HostCompiler):
-        kind = {"gcc": "g++", "clang": "clang++", "msvc": "cl"}.get(compiler.kind, compiler.kind)
+        names = {"gcc": "g++", "clang": "clang++", "msvc": "cl", "mingw": "mingw g++"}
+        kind = names.get(compiler.kind, compiler.kind)
         return f"{kind} {dotted(compiler.version)}"
     return f"{'nvrtc' if isinstance(compiler, Nvrtc) else 'nvcc'} {dotted(compiler.version[:2])}"

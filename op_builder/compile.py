@@ -18,11 +18,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
+from . import faults
+from .commands import Problem
 from .errors import CompileFailed, CompilerMissing, StoreError
+from .files import FILES
 from .manifest import Manifest, facts_as_fields, read_elf, read_gpu, read_macho, read_pe
 from .ninja_file import host_steps, ninja_text
+from .nvcc_host import host_of_nvcc
 from .nvrtc import NvrtcFailed, open_nvrtc
 from .plan import CompilePlan, PartPlan
+from .process import platform_facts
 from .settings import Settings
 from .sources import Source, read_source
 from .store import Part, Store, Workshop, store_errors
@@ -88,6 +93,7 @@ def build_part(
         log.info("building %s", part.log_line)
         if progress is not None:
             progress(part.log_line)
+        refuse_long_paths(part, store)
         with store.workshop() as shop:
             file = shop.part / part.filename
             if part.kind == "host":
@@ -97,6 +103,23 @@ def build_part(
             else:
                 _compile_nvcc(part, shop, file, store.log_path(name), settings)
             return store.publish(shop, part.filename, _describe(part, file))
+
+
+def refuse_long_paths(part: PartPlan, store: Store, windows: bool = sys.platform == "win32") -> None:
+    """Say before a compiler does, and better, that a host part's files would lie too deep for Windows' own tools.
+
+    Raises:
+        StoreError: a path would be longer than 259 characters.
+    """
+    if not windows or part.kind != "host":
+        return
+    work = store.root / ".work" / "1234567-123456789012" / "scratch"
+    paths = [work / step.output for step in host_steps(part, work.parent / "part" / part.filename)]
+    paths.append(store.final_folder(part.op, part.variant, part.key) / f"{part.filename}.json")
+    longest = max((str(path) for path in paths), key=len)
+    if len(longest) > faults.LONGEST_PATH:
+        problem = faults.path_is_too_long(longest)
+        raise StoreError(problem.what, problem.why, problem.fix)
 
 
 def _describe(part: PartPlan, file: Path) -> Manifest:
@@ -128,7 +151,11 @@ def _describe(part: PartPlan, file: Path) -> Manifest:
             )
         return replace(asked, **facts_as_fields(facts))
     reader = {".dll": read_pe, ".dylib": read_macho}.get(file.suffix, read_elf)
-    return replace(asked, **facts_as_fields(reader(file)))
+    library = reader(file)
+    if library.machine != part.platform.partition("-")[2]:
+        why = f"asked for {part.platform}, {file.name} is for {library.machine}"
+        raise CompileFailed(f"{part.log_line} made a library of another machine", why, "set CXX to a compiler for it")
+    return replace(asked, **facts_as_fields(library))
 
 
 # --- host parts ---------------------------------------------------------------------------------------------------
@@ -189,13 +216,17 @@ def _compile_nvcc(part: PartPlan, shop: Workshop, file: Path, kept: Path, settin
         if len(part.sources) > 1:
             (shop.scratch / "src" / name).write_text(text, encoding="utf-8")
     kind = ("-cubin", part.target.gencode) if part.target.kind == "sass" else ("-ptx", f"-arch={part.target.compute}")
-    host = ("-ccbin", settings.cxx) if settings.cxx and len(settings.cxx.split()) == 1 else ()
+    found = host_of_nvcc(settings, platform_facts(), part.compiler.version)
+    if isinstance(found, Problem):
+        raise CompilerMissing(f"{part.log_line}: {found.what}", found.why, found.fix)
+    host = ("-ccbin", str(found.path)) if found is not None and len(found.argv) <= 1 else ()
+    env = {**settings.env, **(dict(found.env) if found is not None else {})}
     argv = (str(part.compiler.path), *kind, *part.compile_flags, *host, "-I", "src", "-o", "out", f"src/{name}")
-    code, output = _run(argv, shop.scratch, settings.env)
+    code, output = _run(argv, shop.scratch, env)
     if code != 0:
         _fail(part, argv, code, output, kept)
     with store_errors(shop.part):
-        (shop.scratch / "out").replace(file)
+        FILES.replace(shop.scratch / "out", file)
 
 
 def _copy(source: Source, target: Path) -> None:

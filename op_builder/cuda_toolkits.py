@@ -93,7 +93,8 @@ def _compiles(archs: Sequence[Target], release: Version, target: Target) -> bool
 def nvcc_candidates(env: Mapping[str, str], cuda_home: str | None, paths: Sequence[str], root: Path) -> Iterator[Path]:
     """Places where an nvcc could be, in order of precedence; none is checked.
 
-    ``CUDA_HOME``/``CUDA_PATH``, then PATH, the conda environment, wheels on ``sys.path``, ``/usr/local/cuda*``.
+    ``CUDA_HOME``/``CUDA_PATH``, PATH, the conda environment, wheels on ``sys.path``, ``/usr/local/cuda*``, and where
+    NVIDIA's installer for Windows puts toolkits.
     """
     name = "nvcc.exe" if os.name == "nt" else "nvcc"
     if cuda_home:
@@ -108,6 +109,17 @@ def nvcc_candidates(env: Mapping[str, str], cuda_home: str | None, paths: Sequen
         yield wheel / "bin" / name
     for home in sorted((root / "usr/local").glob("cuda*"), key=lambda p: (p.name != "cuda", p.name)):
         yield home / "bin" / name
+    for home in windows_toolkits(env):
+        yield home / "bin" / name
+
+
+def windows_toolkits(env: Mapping[str, str]) -> tuple[Path, ...]:
+    """Toolkits of NVIDIA's installer for Windows, the newest first; the registry is not asked."""
+    programs = env.get("PROGRAMFILES", env.get("ProgramFiles", ""))
+    if not programs:
+        return ()
+    found = (Path(programs) / "NVIDIA GPU Computing Toolkit" / "CUDA").glob("v*.*")
+    return tuple(sorted(found, key=lambda p: [int(n) for n in re.findall(r"\d+", p.name)], reverse=True))
 
 
 def conda_prefixes(env: Mapping[str, str]) -> Iterator[Path]:
@@ -254,7 +266,7 @@ def nvrtc_folders(
     for prefix in conda_prefixes(env):
         for sub in ("lib", "Library/bin", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib"):
             yield prefix / sub, "conda"
-    for home in homes:
+    for home in (*homes, *windows_toolkits(env)):
         for sub in ("lib64", "lib", "bin", "bin/x64", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib"):
             yield home / sub, "system"
     for home in sorted((root / "usr/local").glob("cuda*")):

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import DriverError
+from .faults import no_gpu_driver
 
 _LIBRARIES = {
     "win32": ("nvcuda.dll",),
@@ -101,7 +102,8 @@ class Driver:
                 return cls(loader(name))
             except OSError as exc:
                 tried.append(f"{name}: {exc}")
-        raise DriverError("no GPU driver", "; ".join(tried) or f"there is no CUDA driver for {system}", _FIX)
+        problem = no_gpu_driver(system, tried)
+        raise DriverError(problem.what, problem.why, problem.fix)
 
     def call(self, name: str, *args: Any) -> None:
         """Call a driver function.

@@ -121,6 +121,12 @@ class DriverError(OpsError):
     exit_code = 32
 
 
+class HostUnsupported(OpsError):
+    """No part runs in this process whatever is installed: a 32-bit Python."""
+
+    exit_code = 33
+
+
 class OpBuildError(OpsError):
     """An op asked for by ``DS_BUILD_<OP>=1`` cannot be built."""
 

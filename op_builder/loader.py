@@ -12,16 +12,18 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import errors
+from . import errors, faults
+from .commands import Problem
 from .errors import CorruptPart, DriverError, LoadFailed, OpsError
 from .host import HostFacts
 from .marks import DIED, Marks
-from .process import ProcessState, platform_facts, process_state
+from .process import ProcessState, check_python, platform_facts, process_state
 from .resolve import PTX, Accepted, Resolution, Want, resolve
 from .settings import Settings
 from .sources import ffi_abi, source_digest
@@ -78,6 +80,7 @@ class Loader:
 
     def host_module(self, op: str) -> Any:
         """The op's host library as a ``tvm_ffi.Module``: found, else built."""
+        check_python(self.state)
         with self.state.op_lock(op):
             if op not in self.state.modules:
                 spec, ffi = self.spec_of(op), import_ffi()
@@ -260,7 +263,19 @@ def installed_ffi_version() -> str:
 
 
 def _no_ffi(exc: BaseException) -> LoadFailed:
+    if isinstance(exc, ImportError) and "core" in str(exc) and (problem := _foreign_ffi()):
+        return LoadFailed(problem.what, f"{problem.why} ({exc})", problem.fix)
     return LoadFailed("apache-tvm-ffi cannot be imported", f"{type(exc).__name__}: {exc}", "pip install apache-tvm-ffi")
+
+
+def _foreign_ffi(paths: list[str] | None = None, suffixes: Sequence[str] = EXTENSION_SUFFIXES) -> Problem | None:
+    """Whether the package on ``sys.path`` was installed for another Python: its compiled module has other suffixes."""
+    spec = PathFinder.find_spec("tvm_ffi", paths)
+    for place in (spec.submodule_search_locations or ()) if spec else ():
+        found = sorted(p.name for p in Path(place).glob("core.*") if p.suffix in (".pyd", ".so"))
+        if not any(name == f"core{suffix}" for name in found for suffix in suffixes):
+            return faults.ffi_of_another_python(found, suffixes[0])
+    return None
 
 
 def import_ffi() -> Any:

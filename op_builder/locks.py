@@ -51,7 +51,7 @@ def hold(
             holder.write_text(json.dumps(who), encoding="utf-8")
         yield True
     finally:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # a waiter may be reading it: then it stays, and says too much
             holder.unlink()
         lock.release()
 

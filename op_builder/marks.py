@@ -14,6 +14,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+from .files import FILES
 from .locks import try_now
 
 KNOWN, FRESH, DIED, BUSY = "known", "fresh", "died", "busy"
@@ -72,9 +73,9 @@ class Marks:
                 yield DIED if died else FRESH
                 failed = False
             finally:
-                # An exception is an answer too: only a process that never comes back leaves the mark behind.
-                with contextlib.suppress(OSError):
-                    trying.unlink()
+                # An exception is an answer too: only a process that never comes back leaves the mark behind. A
+                # scanner that has the file open must not look like that.
+                FILES.remove(trying)
             if not failed:
                 self._write(sha256, "loads", "")
         finally:

@@ -32,7 +32,8 @@ def host_steps(part: PartPlan, out: Path) -> tuple[Step, ...]:
     """
     if not isinstance(part.compiler, HostCompiler) or part.ffi is None:
         raise CompilerMissing(f"{part.op} {part.variant} has no host compiler", "the plan holds none")
-    compile_one, link = (_msvc_compile, _msvc_link) if part.compiler.kind == "msvc" else (_gnu_compile, _gnu_link)
+    msvc = part.compiler.takes_msvc_flags
+    compile_one, link = (_msvc_compile, _msvc_link) if msvc else (_gnu_compile, _gnu_link)
     steps, objects = [], []
     for number, source in enumerate(part.sources):
         stem = re.sub(r"[^A-Za-z0-9]+", "_", source.rel)
@@ -61,7 +62,8 @@ def _gnu_compile(part: PartPlan, source: str, target: str) -> tuple[str, ...]:
 def _gnu_link(part: PartPlan, objects: Sequence[str], out: str) -> tuple[str, ...]:
     assert part.ffi is not None
     # No RUNPATH to it: tvm_ffi is imported first, and the loader then finds the library by its name.
-    libraries = (f"-L{part.ffi.lib}", "-ltvm_ffi")
+    mingw = isinstance(part.compiler, HostCompiler) and part.compiler.kind == "mingw"
+    libraries = (str(part.ffi.library),) if mingw else (f"-L{part.ffi.lib}", "-ltvm_ffi")
     return (*_command(part), *part.link_flags, *objects, "-o", out, *libraries, *part.user_link_flags)
 
 

@@ -40,8 +40,23 @@ _GCC_ONLY = ("-Wno-maybe-uninitialized",)
 # Every symbol resolved at link and load time: a missing one is an error now, not in the middle of a training run.
 _GNU_LINK = ("-shared", "-pthread", "-Wl,-z,now", "-Wl,-z,defs", "-Wl,--as-needed")
 _APPLE_LINK = ("-dynamiclib", "-pthread", "-Wl,-undefined,error")
+# gcc for Windows, a DLL that needs nothing but Windows and tvm_ffi.dll. The system keeps 16 bytes of alignment on the
+# stack and gcc assumes 32 and 64 for its vector spills: the assembler makes every vector move an unaligned one. What is
+# exported is what says so; TVM-FFI's header knows only MSVC's way of saying it. posix_memalign: that header calls it
+# for types that need more than malloc's 16 bytes, which none of its objects and none of ours does; free() could not
+# free what Windows offers instead, so it answers ENOMEM.
+_MINGW_COMPILE = (
+    *(f for f in _GNU_COMPILE if not f.startswith(("-fPIC", "-fvisibility", "-pthread"))),
+    "-Wa,-muse-unaligned-vector-move",
+    "-DTVM_FFI_DLL=",
+    "-DTVM_FFI_DLL_EXPORT=__declspec(dllexport)",
+    "-Dposix_memalign(pointer,alignment,size)=12",
+)
+_MINGW_LINK = ("-shared", "-static", "-s", "-Wl,--no-insert-timestamp")
 _MSVC_COMPILE = ("/nologo", "/O2", "/std:c++17", "/EHsc", "/utf-8", "/fp:precise", "/MD", "/W3", "/Zc:__cplusplus")
 _MSVC_LINK = ("/nologo", "/LD", "/MD")
+# clang-cl's /fp:precise contracts; cl's does not without /arch.
+_CLANG_CL_ONLY = ("/clang:-ffp-contract=off",)
 # The same for both GPU compilers. No contraction, as on the host: kernels write their fma out, so CPU and GPU give
 # equal bits. No -lineinfo: it makes a part ten times larger.
 DEVICE_FLAGS = ("--std=c++17", "--fmad=false")
@@ -138,9 +153,11 @@ def library_name(op: str, host: HostFacts) -> str:
 
 
 def host_flags(kind: str, system: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Flags for compiling and for linking, by the compiler's kind (``gcc``, ``clang``, ``msvc``) and system alone."""
-    if kind == "msvc":
-        return _MSVC_COMPILE, _MSVC_LINK
+    """Flags for compiling and for linking, by the compiler's kind (:class:`HostCompiler`) and system alone."""
+    if kind in ("msvc", "clang-cl"):
+        return _MSVC_COMPILE + (_CLANG_CL_ONLY if kind == "clang-cl" else ()), _MSVC_LINK
+    if kind == "mingw":
+        return _MINGW_COMPILE, _MINGW_LINK
     flags = _GNU_COMPILE if kind == "gcc" else tuple(f for f in _GNU_COMPILE if f not in _GCC_ONLY)
     return flags, _APPLE_LINK if system == "macos" else _GNU_LINK
 

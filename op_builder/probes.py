@@ -99,7 +99,7 @@ def _link(
     source.write_text(text, encoding="utf-8")
     prefix = compiler.argv or (str(compiler.path),)
     flags = (*settings.cppflags, *settings.cflags)
-    if compiler.kind == "msvc":
+    if compiler.takes_msvc_flags:
         out, objects = f"/Fe{folder / 'probe.exe'}", f"/Fo{folder / 'probe.obj'}"
         names = [f"{name}.lib" for name in libraries]
         return run([*prefix, "/nologo", *flags, str(source), out, objects, *names, "/link", *settings.ldflags])

@@ -7,10 +7,14 @@ import platform
 import sys
 import threading
 import types
+import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from . import faults
+from .errors import HostUnsupported
 from .host import HostFacts, c_library
+from .tested import NEWEST_PYTHON
 
 if TYPE_CHECKING:
     from .gpus import Device
@@ -30,6 +34,7 @@ class ProcessState:
     digests: dict[tuple[str, str], str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     ffi_ready: bool = False
+    python_checked: bool = False
 
     def op_lock(self, op: str) -> threading.RLock:
         """One op's loading waits for nobody else's compiler."""
@@ -54,6 +59,33 @@ def process_state() -> ProcessState:
             os.register_at_fork(after_in_child=state.renew_locks)
     found: ProcessState = state
     return found
+
+
+def check_python(
+    state: ProcessState,
+    *,
+    wide: bool = sys.maxsize > 2**32,
+    version: tuple[int, int] = sys.version_info[:2],
+    newest: tuple[int, int] = NEWEST_PYTHON,
+) -> None:
+    """Refuse a Python that loads no part at all; warn once of one that nobody tried.
+
+    Args:
+        state: remembers that this was done.
+        wide: whether addresses have 64 bits.
+        version: of this Python.
+        newest: the newest one tested.
+
+    Raises:
+        HostUnsupported: a 32-bit Python.
+    """
+    if not wide:
+        problem = faults.python_is_32_bit(platform_facts().platform, newest)
+        raise HostUnsupported(problem.what, problem.why, problem.fix)
+    if version > newest and not state.python_checked:
+        problem = faults.python_is_untested(version, newest)
+        warnings.warn(f"{problem.what}: {problem.why}; {problem.fix}", RuntimeWarning, stacklevel=4)
+    state.python_checked = True
 
 
 def platform_facts() -> HostFacts:

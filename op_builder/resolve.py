@@ -226,7 +226,10 @@ def _judge(spec: OpSpec, host: HostFacts, device: Device | None, part: Part, wan
 def _judge_host(host: HostFacts, part: Part, want: Want) -> Accepted | Rejected:
     found, name = part.manifest, str(part.path)
     if found.platform != host.platform:
-        return Rejected(name, "platform", f"made for {found.platform}, this is {host.platform}", "", part)
+        from .faults import part_of_another_platform
+
+        problem = part_of_another_platform(found.platform, host.platform)
+        return Rejected(name, "platform", problem.why, problem.fix, part)
     is_musl = any("musl" in library for library in found.needed)
     if host.libc == "musl" and not is_musl:
         return Rejected(name, "musl", "made for glibc, this system has musl", REBUILD, part)

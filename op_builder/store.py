@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import CorruptPart, StoreError
+from .files import FILES, Files
 from .locks import Notify, hold
 from .manifest import Manifest, read_manifest, write_manifest
 from .settings import Settings
@@ -97,10 +98,11 @@ class Store:
         root: the folder; it need not exist.
         origin: one of :data:`ORIGINS`.
         logs: where the output of failed builds is kept; default: inside the store.
+        files: renames and deletes.
     """
 
-    def __init__(self, root: Path, origin: str = "jit", logs: Path | None = None) -> None:
-        self.root, self.origin = root, origin
+    def __init__(self, root: Path, origin: str = "jit", logs: Path | None = None, files: Files = FILES) -> None:
+        self.root, self.origin, self._files = root, origin, files
         self._logs = root / ".logs" if logs is None else logs
 
     def __repr__(self) -> str:
@@ -116,7 +118,7 @@ class Store:
 
     def find(self, op: str, variant: str, key: str) -> Part | None:
         """The part of exactly this key, verified; None where it is absent or damaged."""
-        folder = self._folder(op, variant, key)
+        folder = self.final_folder(op, variant, key)
         for path in sorted(folder.glob("*.json")):
             part = self._read(path)
             if isinstance(part, Part) and part.manifest.key == key:
@@ -141,9 +143,9 @@ class Store:
         try:
             yield shop
         except BaseException:
-            shutil.rmtree(root, ignore_errors=True)
+            self._files.remove_tree(root)
             raise
-        shutil.rmtree(shop.scratch, ignore_errors=True)
+        self._files.remove_tree(shop.scratch)
         with contextlib.suppress(OSError):  # a loser's private copy stays: this process loads it
             root.rmdir()
 
@@ -169,18 +171,18 @@ class Store:
             write_manifest(described, manifest)
             for path in (file, described, shop.part):
                 _fsync(path)
-            final = self._folder(manifest.op, manifest.variant, manifest.key)
+            final = self.final_folder(manifest.op, manifest.variant, manifest.key)
             final.parent.mkdir(parents=True, exist_ok=True)
         for _ in range(3):
             try:
-                shop.part.rename(final)
+                self._files.rename(shop.part, final)
             except OSError as exc:
                 if exc.errno in (errno.ENOSPC, errno.EROFS):
                     with store_errors(self.root):
                         raise
                 winner = self.find(manifest.op, manifest.variant, manifest.key)
                 if winner is not None:
-                    shutil.rmtree(shop.part, ignore_errors=True)
+                    self._files.remove_tree(shop.part)
                     return winner
                 self._move_away(final)
             else:
@@ -197,7 +199,8 @@ class Store:
         """Where the output of a failed build of ``name`` is kept."""
         return self._logs / f"{name}.log"
 
-    def _folder(self, op: str, variant: str, key: str) -> Path:
+    def final_folder(self, op: str, variant: str, key: str) -> Path:
+        """Where the part of this key stands once it is done."""
         return self.root / op / f"{variant}-{key[:_KEY_CHARS]}"
 
     def _read(self, path: Path) -> Part | Unreadable:
@@ -211,8 +214,8 @@ class Store:
         """Free a final path that holds no valid part; a reader who has it open keeps its file."""
         target = self.root / ".work" / f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
         with contextlib.suppress(OSError):
-            folder.rename(target)
-            shutil.rmtree(target, ignore_errors=True)
+            self._files.rename(folder, target)
+            self._files.remove_tree(target)
 
     def _sweep(self) -> None:
         work = self.root / ".work"

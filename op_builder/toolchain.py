@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib.machinery
-import importlib.metadata
 import importlib.util
 import os
 import re
@@ -17,11 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from . import cuda_toolkits, matrix, toolchain_msvc
+from . import cuda_toolkits, faults, matrix, toolchain_msvc
 from .commands import Completed, Problem, Run
 from .cuda_toolkits import Nvcc, Nvrtc
 from .host import HostFacts
 from .settings import Settings
+from .toolchain_ffi import FFI, find_ffi
 
 __all__ = [
     "FFI",
@@ -35,8 +35,12 @@ __all__ = [
     "discover",
     "discover_gpu",
     "discover_host",
+    "find_ffi",
     "run_command",
 ]
+
+
+Kind = Literal["gcc", "clang", "msvc", "clang-cl", "mingw"]
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,8 @@ class HostCompiler:
     """The C++ compiler of host libraries.
 
     Attributes:
-        kind: whose command line it takes: ``gcc``, ``clang`` or ``msvc`` (clang-cl too).
+        kind: whose command line it takes: ``gcc``, ``clang``, ``msvc`` (``cl``), ``clang-cl``, or ``mingw`` (gcc that
+            makes Windows DLLs, here or from Linux).
         path: the program.
         version: ``(12, 2, 0)``.
         target: what it compiles for, ``x86_64-linux-gnu``.
@@ -53,7 +58,7 @@ class HostCompiler:
         env: variables its programs need beyond the environment (Visual Studio's), as pairs.
     """
 
-    kind: Literal["gcc", "clang", "msvc"]
+    kind: Kind
     path: Path
     version: tuple[int, ...]
     target: str
@@ -61,22 +66,17 @@ class HostCompiler:
     argv: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def family(self) -> Literal["gcc", "clang", "msvc"]:
+        """Whose version numbers it has, as ``ci/matrix.toml`` lists them."""
+        if self.kind == "msvc":
+            return "msvc"
+        return "gcc" if self.kind in ("gcc", "mingw") else "clang"
 
-@dataclass(frozen=True)
-class FFI:
-    """Headers and library of apache-tvm-ffi, found without importing it.
-
-    Attributes:
-        include: include folders, the package's own first.
-        lib: folder of the library.
-        library: the library to link to.
-        version: of the distribution; ``""`` where it has no metadata.
-    """
-
-    include: tuple[Path, ...]
-    lib: Path
-    library: Path
-    version: str
+    @property
+    def takes_msvc_flags(self) -> bool:
+        """Whether its command line is that of ``cl``."""
+        return self.kind in ("msvc", "clang-cl")
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,8 @@ def run_command(
             env=None if env is None else dict(env),
             cwd=cwd,
             check=False,
+            # A console of its own on Windows: no window flashes up, and `chcp` changes nobody else's code page.
+            creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
         )
     except subprocess.TimeoutExpired:
         return Completed(-1, why=f"{argv[0]} did not answer within {timeout_s:g} s")
@@ -114,9 +116,9 @@ def run_command(
     return Completed(done.returncode, done.stdout, done.stderr)
 
 
-def _runner(settings: Settings) -> Run:
-    # C locale: messages are matched, and shown, in one language.
-    return functools.partial(run_command, env={**settings.env, "LC_ALL": "C"})
+def runner(settings: Settings) -> Run:
+    """Runs commands in the user's environment, with messages in one language: they are matched, and shown."""
+    return functools.partial(run_command, env={**settings.env, "LC_ALL": "C", "VSLANG": "1033"})
 
 
 # --- host side ----------------------------------------------------------------------------------------------------
@@ -125,7 +127,7 @@ def _runner(settings: Settings) -> Run:
 def discover_host(settings: Settings, host: HostFacts, *, run: Run | None = None) -> Toolchain:
     """C++ compiler, ninja and apache-tvm-ffi. Runs ``g++ --version`` and ``-dumpmachine`` at most."""
     problems: list[Problem] = []
-    compiler = find_host_compiler(settings, host, run or _runner(settings), problems)
+    compiler = find_host_compiler(settings, host, run or runner(settings), problems)
     ninja = find_ninja(settings.env)
     if ninja is None:
         problems.append(Problem("ninja was not found", "neither the module ninja nor PATH has it", "pip install ninja"))
@@ -163,6 +165,7 @@ def find_host_compiler(settings: Settings, host: HostFacts, run: Run, problems: 
             problems.append(found)
     if not problems:
         fix = {"macos": "xcode-select --install"}.get(host.system, "apt-get install g++, or conda install cxx-compiler")
+        fix = "apk add g++" if host.libc == "musl" else fix
         problems.append(Problem("no C++ compiler was found", f"PATH has none of {', '.join(names)}", fix))
     return None
 
@@ -207,11 +210,28 @@ def _ask_compiler(argv: list[str], settings: Settings, host: HostFacts, run: Run
     kind, version, target = parsed
     if not target:
         target = run([*argv, "-dumpmachine"]).stdout.strip()
-    style: Literal["gcc", "clang", "msvc"] = "msvc" if "clang-cl" in Path(program).name else kind
+    style = _style(kind, Path(program), target, host.system)
+    if isinstance(style, Problem):
+        return style
     first = answer.stdout.strip().splitlines()[0]
     # The program may be a wrapper (ccache g++); the compiler's own first line and target tell what it is.
     identity = f"{first} [{target}]" + (f" {shlex.join(argv[1:])}" if len(argv) > 1 else "")
     return HostCompiler(style, Path(program), version, target, identity, tuple(argv))
+
+
+def _style(kind: Literal["gcc", "clang"], program: Path, target: str, system: str) -> Kind | Problem:
+    """How to talk to a compiler, or why it makes nothing that this system's Python loads."""
+    foreign = re.search(r"cygwin|msys|mingw|windows|darwin|linux", target)
+    made_for = {"mingw": "windows", "darwin": "macos"}.get(foreign[0], foreign[0]) if foreign else system
+    if made_for != system:
+        return faults.compiler_of_another_system(str(program), target, system)
+    if system != "windows":
+        return kind
+    if kind == "gcc":
+        return "mingw"
+    if program.stem.lower().startswith("clang-cl"):
+        return "clang-cl"
+    return faults.clang_without_msvc_command_line(str(program), target)
 
 
 def parse_compiler_version(
@@ -237,17 +257,11 @@ def _from_msvc(found: toolchain_msvc.Msvc) -> HostCompiler:
 
 
 def _supported(compiler: HostCompiler, problems: list[Problem]) -> HostCompiler | None:
-    kind = "clang" if "clang version" in compiler.identity else compiler.kind
-    allowed = matrix.load().host_compilers[kind]
+    allowed = matrix.load().host_compilers[compiler.family]
     if allowed.holds(compiler.version):
         return compiler
-    problems.append(
-        Problem(
-            f"{compiler.path} is version {matrix.dotted(compiler.version)}",
-            f"host libraries need C++17 of {kind} {allowed}",
-            "set CXX to a newer C++ compiler",
-        )
-    )
+    version = matrix.dotted(compiler.version)
+    problems.append(faults.compiler_out_of_range(str(compiler.path), compiler.family, version, str(allowed)))
     return None
 
 
@@ -264,47 +278,6 @@ def find_ninja(env: Mapping[str, str]) -> Path | None:
             return folder / name
     found = shutil.which("ninja", path=env.get("PATH", "")) or shutil.which("ninja-build", path=env.get("PATH", ""))
     return Path(found) if found else None
-
-
-def find_ffi(host: HostFacts, paths: Sequence[str] | None = None) -> FFI | Problem:
-    """Headers and library of apache-tvm-ffi on ``sys.path``, without importing it."""
-    tables = matrix.load()
-    fix = f'pip install "{tables.ffi_package}>={tables.ffi_minimum},<{tables.ffi_below}"'
-    spec = importlib.machinery.PathFinder.find_spec(tables.ffi_module, list(paths) if paths is not None else None)
-    places = [Path(p) for p in (spec.submodule_search_locations or ())] if spec else []
-    if not places:
-        return Problem(f"{tables.ffi_package} is missing", f"no module {tables.ffi_module} on sys.path", fix)
-    package = places[0]
-    names = {"windows": ("tvm_ffi.lib", "tvm_ffi.dll"), "macos": ("libtvm_ffi.dylib",)}
-    wanted = names.get(host.system, ("libtvm_ffi.so",))
-    library = next((p for f in ("lib", ".") for n in wanted if (p := package / f / n).is_file()), None)
-    include = [package / "include", package / "3rdparty/dlpack/include"]
-    if library is None or not (include[0] / "tvm/ffi/c_api.h").is_file():
-        lacking = " or ".join(wanted) if library is None else "tvm/ffi/c_api.h"
-        return Problem(f"{tables.ffi_package} in {package} is not complete", f"it lacks {lacking}", fix)
-    version = _ffi_version(tables.ffi_package, package)
-    if version and not _in_range(version, tables.ffi_minimum, tables.ffi_below):
-        wanted_range = f">={tables.ffi_minimum},<{tables.ffi_below}"
-        return Problem(f"{tables.ffi_package} {version} does not fit", f"expected {wanted_range}", fix)
-    return FFI(tuple(p for p in include if p.is_dir()), library.parent, library, version)
-
-
-def _ffi_version(distribution: str, package: Path) -> str:
-    for found in importlib.metadata.distributions(name=distribution, path=[str(package.parent)]):
-        return found.version
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-
-
-def _in_range(version: str, low: str, below: str) -> bool:
-    from packaging.version import InvalidVersion, Version
-
-    try:
-        return Version(low) <= Version(version) < Version(below)
-    except InvalidVersion:
-        return False
 
 
 # --- GPU side -----------------------------------------------------------------------------------------------------
@@ -327,7 +300,7 @@ def discover_gpu(
         paths: where wheels lie; default ``sys.path``.
         root: where the file system starts.
     """
-    run = run or _runner(settings)
+    run = run or runner(settings)
     paths = sys.path if paths is None else paths
     nvcc, problems = cuda_toolkits.find_nvcc(settings.env, settings.cuda_home, run, paths=paths, root=root)
     homes = [*([Path(settings.cuda_home)] if settings.cuda_home else []), *(n.home for n in nvcc)]

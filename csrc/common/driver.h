@@ -66,7 +66,8 @@ struct Driver {
  private:
   static void* library() {
 #if defined(_WIN32)
-    return reinterpret_cast<void*>(LoadLibraryA("nvcuda.dll"));
+    // The driver installs it there; nothing that lies in the current folder or beside the program may answer for it.
+    return reinterpret_cast<void*>(LoadLibraryExA("nvcuda.dll", nullptr, LOAD_LIBRARY_SEARCH_SYSTEM32));
 #else
     // WSL keeps the driver outside the loader's path in distributions that do not list the folder.
     for (const char* name : {"libcuda.so.1", "/usr/lib/wsl/lib/libcuda.so.1"}) {
@@ -79,7 +80,7 @@ struct Driver {
   template <class Fn>
   static void bind(void* lib, const char* name, Fn* out) {
 #if defined(_WIN32)
-    *out = reinterpret_cast<Fn>(GetProcAddress(reinterpret_cast<HMODULE>(lib), name));
+    *out = reinterpret_cast<Fn>(reinterpret_cast<void*>(GetProcAddress(reinterpret_cast<HMODULE>(lib), name)));
 #else
     *out = reinterpret_cast<Fn>(dlsym(lib, name));
 #endif

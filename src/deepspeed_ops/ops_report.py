@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from deepspeed_ops.op_builder.errors import OpsError
 from deepspeed_ops.op_builder.host import HostFacts, detect
 from deepspeed_ops.op_builder.loader import Loader
+from deepspeed_ops.op_builder.process import check_python, process_state
 from deepspeed_ops.op_builder.settings import Settings
 from deepspeed_ops.op_builder.spec import OpSpec, all_specs
 from deepspeed_ops.op_builder.store import Part, Store
@@ -40,6 +41,7 @@ def look(env: Mapping[str, str], home: Path) -> Seen:
         home: the checkout, or the installed package.
     """
     problems: list[str] = []
+    _try(lambda: check_python(process_state()), problems)
     settings = _try(lambda: Settings.read(env), problems)
     host = detect(env)
     seen = Seen(host, None, problems=problems)

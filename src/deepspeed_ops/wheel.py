@@ -16,7 +16,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deepspeed_ops.op_builder.errors import UsageError
+from deepspeed_ops.op_builder.errors import StoreError, UsageError
+from deepspeed_ops.op_builder.faults import folder_is_held
+from deepspeed_ops.op_builder.files import FILES
 from deepspeed_ops.op_builder.settings import Settings
 from deepspeed_ops.op_builder.spec import all_specs
 from deepspeed_ops.version import RECORD, Version
@@ -30,6 +32,11 @@ BUILD_REPORT = "build-report.json"
 # before any op, as auditwheel's --exclude would have it.
 _SYSTEM_LIBRARIES = re.compile(
     r"(libc|libm|libdl|librt|libpthread|libutil|libgcc_s|libstdc\+\+|libnsl|libresolv|libtvm_ffi|ld-linux[-\w]*)\.so(\.\d+)*"
+)
+# What every Windows has, what comes with python.org's and conda's Python (vcruntime140) and with apache-tvm-ffi
+# (msvcp140, tvm_ffi).
+_WINDOWS_LIBRARIES = re.compile(
+    r"(kernel32|user32|advapi32|bcrypt|msvcrt|ucrtbase|api-ms-win-[-a-z0-9]+|vcruntime140(_1)?|msvcp140|tvm_ffi)\.dll"
 )
 # The oldest glibc whose distributions have a libstdc++ and a libgcc with these symbol versions (PEP 600 and the policy
 # table of auditwheel): family -> ((highest version, glibc), ...).
@@ -72,24 +79,35 @@ def build_requires(env: Mapping[str, str] | None = None) -> list[str]:
     return list(aot.build_requires(settings))
 
 
-def build_parts(parts: Path, jobs: int | None = None, env: Mapping[str, str] | None = None) -> None:
+def build_parts(
+    parts: Path, jobs: int | None = None, env: Mapping[str, str] | None = None, ready: Path | None = None
+) -> None:
     """Build what ``env`` asks for into ``parts`` and drop whatever an earlier build left there.
 
     Args:
         parts: the folder of parts of this wheel or checkout.
         jobs: parallel compilers (``-j``); None: ``MAX_JOBS``, else as many as cores and memory allow.
         env: the environment.
+        ready: finished parts, possibly of another platform, to take instead of building any.
 
     Raises:
         SettingError: an unknown ``DS_BUILD_*``.
         OpBuildError: an op asked for by name cannot be built.
+        StoreError: a process holds a file of the old parts.
+        UsageError: ``ready`` holds no part.
     """
     env = dict(os.environ if env is None else env)
     if jobs:
         env["MAX_JOBS"] = str(jobs)
     settings, parts = Settings.read(env), parts.absolute()  # compilers run in folders of their own
-    if parts.exists():
-        shutil.rmtree(parts)
+    if not FILES.remove_tree(parts):
+        problem = folder_is_held(str(parts))
+        raise StoreError(problem.what, problem.why, problem.fix)
+    if ready is not None:
+        if not manifests(ready):
+            raise UsageError(f"{ready} holds no part", "expected <op>/<variant>-<key>/*.json below it", "")
+        shutil.copytree(ready, parts)
+        return
     if not asked(settings):
         return
     from deepspeed_ops.op_builder import aot
@@ -124,10 +142,11 @@ def platform_tag(parts: Path) -> str:
     """The platform tag that the parts below ``parts`` prove.
 
     Linux: ``manylinux_X_Y_<machine>`` with the highest floor found in the libraries, if they need nothing but what
-    PEP 600 grants; else ``linux_<machine>``, which no index accepts and pip installs.
+    PEP 600 grants; else ``linux_<machine>``, which no index accepts and pip installs. Windows: the matrix' tag, if
+    every DLL is of that machine and imports nothing but Windows, Python's C++ runtime and TVM-FFI.
 
     Raises:
-        UsageError: the parts are for more than one platform.
+        UsageError: the parts are for more than one platform, or a DLL needs what no wheel brings.
     """
     host = [(path, m) for path, m in _located(parts) if m.kind == "host"]
     platforms = sorted({m.platform for _, m in host})
@@ -137,6 +156,8 @@ def platform_tag(parts: Path) -> str:
             "a wheel has one platform tag",
             f"delete {parts} and build for one platform",
         )
+    if platforms and platforms[0].startswith("windows-"):
+        return _windows_tag(platforms[0], [path for path, _ in host])
     if not platforms or not platforms[0].startswith("linux-"):
         return re.sub(r"[-.]", "_", sysconfig.get_platform())
     from deepspeed_ops.op_builder.manifest import read_elf
@@ -146,6 +167,20 @@ def platform_tag(parts: Path) -> str:
     if None in floors:
         return f"linux_{machine}"
     return "manylinux_{}_{}_{}".format(*max(f for f in floors if f), machine)
+
+
+def _windows_tag(platform: str, libraries: Iterable[Path]) -> str:
+    """The tag of a Windows wheel, whatever system builds it: read from the DLLs themselves."""
+    from deepspeed_ops.op_builder import matrix
+    from deepspeed_ops.op_builder.manifest import read_pe
+
+    for path in libraries:
+        facts = read_pe(path)
+        foreign = [name for name in facts.needed if not _WINDOWS_LIBRARIES.fullmatch(name.lower())]
+        if facts.machine != platform.partition("-")[2] or foreign:
+            why = f"it is for {facts.machine} and needs {', '.join(foreign) or 'nothing else'}"
+            raise UsageError(f"{path.name} is no part for {platform}", why, f"delete {path.parent} and build it again")
+    return matrix.load().platform(platform).wheel
 
 
 def glibc_floor(library: ElfFacts) -> tuple[int, int] | None:

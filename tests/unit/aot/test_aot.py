@@ -209,7 +209,7 @@ def test_a_toy_is_really_built(tmp_path: Path) -> None:
     """Fault: everything above holds for fakes only."""
     settings = Settings.read({k: v for k, v in os.environ.items() if not k.endswith("FLAGS")})
     tools = discover_host(settings, platform_facts())
-    if tools.host is None or tools.host.kind == "msvc" or tools.ffi is None or tools.ninja is None:
+    if tools.host is None or tools.host.takes_msvc_flags or tools.ffi is None or tools.ninja is None:
         pytest.skip(f"missing: a GNU-like C++ compiler, ninja or apache-tvm-ffi ({tools.problems})")
     said: list[str] = []
     env = {"PATH": os.environ["PATH"], "DS_BUILD_TOY": "1"}

@@ -65,7 +65,7 @@ def make(tmp_path: Path, tools: Counted | None = None, **env: str) -> Loader:
 @pytest.fixture
 def needs_compiler(tmp_path: Path) -> None:
     found = discover_host(settings_for(tmp_path), platform_facts())
-    if found.host is None or found.host.kind == "msvc" or found.ffi is None or found.ninja is None:
+    if found.host is None or found.host.takes_msvc_flags or found.ffi is None or found.ninja is None:
         pytest.skip(f"missing: a GNU-like C++ compiler, ninja or apache-tvm-ffi ({found.problems})")
 
 

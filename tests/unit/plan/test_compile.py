@@ -33,7 +33,7 @@ SPEC = toy_spec(device=["toy/toy.cu"], kernels=["toy_scale"])
 @pytest.fixture(scope="module")
 def tools() -> Toolchain:
     found = discover_host(SETTINGS, HOST)
-    if found.host is None or found.ffi is None or found.ninja is None or found.host.kind == "msvc":
+    if found.host is None or found.ffi is None or found.ninja is None or found.host.takes_msvc_flags:
         pytest.skip(f"missing: a GNU-like C++ compiler, ninja or apache-tvm-ffi ({found.problems})")
     return found
 

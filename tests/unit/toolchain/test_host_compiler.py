@@ -274,7 +274,14 @@ def test_problems_of_a_bare_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 PLACE = r"C:\Program Files\Microsoft Visual Studio\2022\BuildTools"
 CL = "Microsoft (R) C/C++ Optimizing Compiler Version 19.40.33811 for x64\n"
 TOOLS = f"{PLACE}\\VC\\Tools\\MSVC\\14.40\\"
-SET = f"PATH={PLACE}\\bin;C:\\Windows\nINCLUDE={PLACE}\\include\nLIB=x\nVCToolsInstallDir={TOOLS}\nHOMEDRIVE=C:\n"
+INCLUDE = f"INCLUDE={PLACE}\\include;C:\\SDK\\ucrt"
+SET = f"PATH={PLACE}\\bin;C:\\Windows\n{INCLUDE}\nLIB=x\nVCToolsInstallDir={TOOLS}\nHOMEDRIVE=C:\n"
+
+
+@pytest.fixture(autouse=True)
+def nothing_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script's answer is kept for a process; each test is a machine of its own."""
+    monkeypatch.setattr(toolchain_msvc, "_captured", {})
 
 
 def windows(answers: Mapping[str, Completed]) -> tuple[list[Sequence[str]], object]:
@@ -297,8 +304,8 @@ def test_msvc_by_vswhere() -> None:
     seen, found = windows(answers)
     assert isinstance(found, toolchain_msvc.Msvc)
     assert found.version == (19, 40, 33811) and found.target == "x86_64-windows-msvc"
-    assert {"PATH", "INCLUDE", "LIB", "VCToolsInstallDir"} == {k for k, _ in found.env}
-    assert any(a.endswith("vcvarsall.bat") for a in seen[1]) and "x64" in seen[1]
+    assert {"PATH", "INCLUDE", "LIB", "VCTOOLSINSTALLDIR", "VSLANG"} == {k for k, _ in found.env}
+    assert any(a.endswith("vcvars64.bat") for a in seen[1])
 
 
 @pytest.mark.parametrize(
@@ -313,7 +320,7 @@ def test_msvc_by_vswhere() -> None:
                 "vswhere": Completed(0, json.dumps([{"installationPath": PLACE}])),
                 "cmd": Completed(1, "", "no such file"),
             },
-            "vcvarsall",
+            "vcvars64",
         ),
         (
             {

@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-TARGETS = ("help", "env", "demo", "test", "lint", "bench", "docs", "op", "gen")
+TARGETS = ("help", "env", "demo", "test", "lint", "bench", "docs", "op", "gen", "windows")
 
 
 def tool(name: str) -> ModuleType:
