@@ -159,9 +159,12 @@ def device_part(home: Path, tools: Toolchain, target: Target, **spec: Any) -> Pa
 
 @pytest.mark.parametrize("kind", ["nvcc", "nvrtc"])
 @pytest.mark.parametrize("variant", ["sm90", "sm90a", "ptx75"])
-def test_both_gpu_compilers_make_what_was_asked_for(tmp_path: Path, kind: str, variant: str) -> None:
+def test_both_gpu_compilers_make_what_was_asked_for(
+    tmp_path: Path, kind: str, variant: str, nvrtc_folders: Mapping[tuple[int, int], Path]
+) -> None:
     """Fault (quoting, and "arch read back"): a hostile path; a part for another architecture than its name says."""
-    found = discover_gpu(SETTINGS, HostFacts("linux", "x86_64", "glibc", (2, 36)))
+    folder = str(nvrtc_folders[13, 0])
+    found = discover_gpu(SETTINGS, HostFacts("linux", "x86_64", "glibc", (2, 36)), paths=[folder])
     tools = Toolchain(nvcc=found.nvcc[:1]) if kind == "nvcc" else Toolchain(nvrtc=found.nvrtc[:1])
     if not (tools.nvcc or tools.nvrtc):
         pytest.skip(f"missing: {kind}")
