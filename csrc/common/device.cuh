@@ -44,28 +44,34 @@ __device__ __forceinline__ u16 float_to_bfloat(float x) {
 // for a uniform branch, and a twelfth of the code is a twelfth of the time that a user waits for NVRTC.
 enum Format : i32 { kF32 = 0, kF16 = 1, kBF16 = 2, kF64 = 3 };
 
-// Four elements of a float or half format as they lie in memory; converted after the last load of a kernel was issued, so
-// that no load waits for another.
-struct Raw4 {
-  u32 word[4];  // f32: one element a word; f16, bf16: elements 0-1 in word 0, 2-3 in word 1
+// N elements of a float or half format as they lie in memory; converted after the last load of a kernel was issued, so that
+// no load waits for another.
+template <int N>
+struct Raw {
+  static_assert(N == 4 || N == 8, "whole accesses of 8 or 16 bytes");
+  u32 word[N];  // f32: one element a word; f16, bf16: elements 2 i and 2 i + 1 in word i
 
-  // `whole`: by one 16-byte or 8-byte access, from an address aligned to it; else the first n one by one, the rest 0.
+  // `whole`: by 16-byte accesses (8-byte for 4 halves), from an address aligned to them; else the first n one by one, the
+  // rest 0.
   __device__ __forceinline__ void load(const void* base, i64 index, Format f, int n, bool whole) {
     if (f == kF32) {
       const u32* from = static_cast<const u32*>(base) + index;
       if (whole) {
-        *reinterpret_cast<uint4*>(word) = *reinterpret_cast<const uint4*>(from);
+#pragma unroll
+        for (int i = 0; i < N / 4; ++i) reinterpret_cast<uint4*>(word)[i] = reinterpret_cast<const uint4*>(from)[i];
       } else {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) word[i] = i < n ? from[i] : 0u;
+        for (int i = 0; i < N; ++i) word[i] = i < n ? from[i] : 0u;
       }
     } else {
       const u16* from = static_cast<const u16*>(base) + index;
       if (whole) {
-        *reinterpret_cast<uint2*>(word) = *reinterpret_cast<const uint2*>(from);
+        copy_halves(word, from);
       } else {
-        word[0] = (0 < n ? from[0] : 0u) | (1 < n ? static_cast<u32>(from[1]) << 16 : 0u);
-        word[1] = (2 < n ? from[2] : 0u) | (3 < n ? static_cast<u32>(from[3]) << 16 : 0u);
+#pragma unroll
+        for (int i = 0; i < N / 2; ++i) {
+          word[i] = (2 * i < n ? from[2 * i] : 0u) | (2 * i + 1 < n ? static_cast<u32>(from[2 * i + 1]) << 16 : 0u);
+        }
       }
     }
   }
@@ -74,45 +80,65 @@ struct Raw4 {
     if (f == kF32) {
       u32* to = static_cast<u32*>(base) + index;
       if (whole) {
-        *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(word);
+#pragma unroll
+        for (int i = 0; i < N / 4; ++i) reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(word)[i];
       } else {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
+        for (int i = 0; i < N; ++i) {
           if (i < n) to[i] = word[i];
         }
       }
     } else {
       u16* to = static_cast<u16*>(base) + index;
       if (whole) {
-        *reinterpret_cast<uint2*>(to) = *reinterpret_cast<const uint2*>(word);
+        copy_halves(to, word);
       } else {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          if (i < n) to[i] = static_cast<u16>(word[i / 2] >> (i % 2 * 16));
+        for (int i = 0; i < N; ++i) {
+          if (i < n) to[i] = half_of(i);
         }
       }
     }
   }
 
-  __device__ __forceinline__ void to_floats(Format f, float (&x)[4]) const {
+  // The format is asked once for the whole pack, not for each element.
+  __device__ __forceinline__ void to_floats(Format f, float (&x)[N]) const {
+    if (f == kF32) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const u16 half = static_cast<u16>(word[i / 2] >> (i % 2 * 16));
-      x[i] = f == kF32 ? __uint_as_float(word[i]) : f == kF16 ? half_to_float(half) : bfloat_to_float(half);
+      for (int i = 0; i < N; ++i) x[i] = __uint_as_float(word[i]);
+    } else if (f == kF16) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) x[i] = half_to_float(half_of(i));
+    } else {
+#pragma unroll
+      for (int i = 0; i < N; ++i) x[i] = bfloat_to_float(half_of(i));
     }
   }
 
-  __device__ __forceinline__ void from_floats(Format f, const float (&x)[4]) {
+  __device__ __forceinline__ void from_floats(Format f, const float (&x)[N]) {
     if (f == kF32) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) word[i] = __float_as_uint(x[i]);
-      return;
-    }
-    u32 bits[4];
+      for (int i = 0; i < N; ++i) word[i] = __float_as_uint(x[i]);
+    } else if (f == kF16) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) bits[i] = f == kF16 ? float_to_half(x[i]) : float_to_bfloat(x[i]);
-    word[0] = bits[0] | bits[1] << 16;
-    word[1] = bits[2] | bits[3] << 16;
+      for (int i = 0; i < N / 2; ++i) word[i] = float_to_half(x[2 * i]) | static_cast<u32>(float_to_half(x[2 * i + 1])) << 16;
+    } else {
+#pragma unroll
+      for (int i = 0; i < N / 2; ++i) {
+        word[i] = float_to_bfloat(x[2 * i]) | static_cast<u32>(float_to_bfloat(x[2 * i + 1])) << 16;
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ u16 half_of(int i) const { return static_cast<u16>(word[i / 2] >> (i % 2 * 16)); }
+
+  static __device__ __forceinline__ void copy_halves(void* to, const void* from) {
+    if constexpr (N == 8) {
+      *static_cast<uint4*>(to) = *static_cast<const uint4*>(from);
+    } else {
+      *static_cast<uint2*>(to) = *static_cast<const uint2*>(from);
+    }
   }
 };
 

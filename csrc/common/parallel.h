@@ -44,28 +44,36 @@ class OpenMP {
   // that found it (its workers do not exist here).
   static bool run(int threads, Region region, void* context) {
 #if defined(__linux__)
-    static const OpenMP found;
-    if (found.parallel_ == nullptr || found.process_ != getpid()) return false;
-    found.parallel_(region, context, static_cast<unsigned>(threads), 0);
+    if (found().parallel_ == nullptr || found().process_ != getpid()) return false;
+    found().parallel_(region, context, static_cast<unsigned>(threads), 0);
     return true;
 #else
+    (void)threads, (void)region, (void)context;
     return false;
 #endif
   }
 
 #if defined(__linux__)
-  static int team_size() { return ask("omp_get_num_threads"); }
-  static int team_rank() { return ask("omp_get_thread_num"); }
+  static int team_size() { return found().size_(); }
+  static int team_rank() { return found().rank_(); }
 
  private:
-  OpenMP() {
-    if (ask_address("omp_get_num_threads") == nullptr || ask_address("omp_get_thread_num") == nullptr) return;
-    parallel_ = reinterpret_cast<void (*)(Region, void*, unsigned, unsigned)>(ask_address("GOMP_parallel"));
+  // Looked up once: over the few hundred libraries of a torch process that takes tens of microseconds a name.
+  static const OpenMP& found() {
+    static const OpenMP runtime;
+    return runtime;
   }
-  static void* ask_address(const char* name) { return dlsym(RTLD_DEFAULT, name); }
-  static int ask(const char* name) { return reinterpret_cast<int (*)()>(ask_address(name))(); }
+
+  OpenMP() {
+    size_ = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "omp_get_num_threads"));
+    rank_ = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "omp_get_thread_num"));
+    if (size_ == nullptr || rank_ == nullptr) return;
+    parallel_ = reinterpret_cast<void (*)(Region, void*, unsigned, unsigned)>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
+  }
 
   void (*parallel_)(Region, void*, unsigned, unsigned) = nullptr;
+  int (*size_)() = nullptr;
+  int (*rank_)() = nullptr;
   const pid_t process_ = getpid();
 #else
   static int team_size() { return 1; }

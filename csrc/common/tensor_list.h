@@ -45,7 +45,7 @@ struct CollectArgs {
     int64_t items;  // PyObject* [n]
     int64_t dtype;  // code * 256 + bits each must have
     int64_t out;    // int64 [n], the last addresses (absent: 0); updated
-  } list[4];
+  } list[5];
 };
 
 // The address of one tensor, 0 where it is absent, -1 where it does not fit.
@@ -61,31 +61,41 @@ inline int64_t address_of(const CollectArgs& args, const CollectArgs::List& list
   const int64_t device = static_cast<int64_t>(t.device.device_type) * 65536 + t.device.device_id;
   const int64_t count = reinterpret_cast<const int64_t*>(args.counts)[i];
   if (dtype != list.dtype || device != args.device || element_count(t) != count || !is_contiguous(t)) return -1;
-  return reinterpret_cast<int64_t>(t.data) + static_cast<int64_t>(t.byte_offset);
+  // One element out of a larger tensor can be lazily negated (the imaginary part of a conjugate), which a DLTensor does not
+  // say; a larger such view is strided anyway. No memory at all: freed by a sharding engine, or torch's lazy zeros.
+  for (int d = 0; count == 1 && d < t.ndim; ++d) {
+    if (t.strides != nullptr && t.strides[d] != 1) return -1;
+  }
+  const int64_t found = reinterpret_cast<int64_t>(t.data) + static_cast<int64_t>(t.byte_offset);
+  return found == 0 && count > 0 ? -1 : found;
 }
 
-// Writes the addresses of up to four lists of Python tensors and says what moved. Arg: address of CollectArgs.
+constexpr int64_t kAbsent = 1 << 8;
+
+// Writes the addresses of up to five lists of Python tensors and says what moved. Arg: address of CollectArgs.
 //
 // The caller holds the GIL (the exchange function takes it again for each tensor: helper threads would deadlock, and did)
 // and keeps the lists alive.
-// Returns a bit per list in which an address changed, or -1 - (list * n + i) for the first tensor that is of another type,
-// dtype, device or size, or not row-major contiguous; the outputs are then half updated and the caller packs anew.
+// Returns a bit per list in which an address changed and kAbsent where a gradient was None, or -1 - (list * n + i) for the
+// first tensor that is of another type, dtype, device or size, or not row-major contiguous; the outputs are then half
+// updated and the caller packs anew.
 inline int64_t collect_addresses(int64_t address) {
   const auto& args = *reinterpret_cast<const CollectArgs*>(address);
-  int64_t moved = 0;
+  int64_t moved = 0, absent = 0;
   for (int64_t l = args.first_list; l < args.end_list; ++l) {
     const CollectArgs::List& list = args.list[l];
     auto* out = reinterpret_cast<int64_t*>(list.out);
     int64_t difference = 0;
     for (int64_t i = 0; i < args.n; ++i) {
       const int64_t now = address_of(args, list, i);
+      if (l == 1 && now == 0 && reinterpret_cast<const int64_t*>(list.items)[i] == args.none) absent = kAbsent;
       if (now == -1) return -1 - (l * args.n + i);
       difference |= now ^ out[i];
       out[i] = now;
     }
     if (difference != 0) moved |= int64_t{1} << l;
   }
-  return moved;
+  return moved | absent;
 }
 
 }  // namespace ds

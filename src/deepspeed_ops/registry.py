@@ -55,3 +55,24 @@ def is_eager() -> bool:
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch._C._get_tracing_state() is not None
     )
+
+
+def _bumps_lists() -> bool:
+    """Whether this torch's ``increment_version`` takes a list (from 2.6 on)."""
+    try:
+        torch.autograd.graph.increment_version([])
+    except RuntimeError:
+        return False
+    return True
+
+
+_BUMPS_LISTS = _bumps_lists()
+
+
+def updated_in_place(tensors: list[torch.Tensor]) -> None:
+    """Tell autograd that a kernel changed these tensors: a graph that saved one of them must not be used any more."""
+    if _BUMPS_LISTS:
+        torch.autograd.graph.increment_version(tensors)
+        return
+    for tensor in tensors:
+        torch.autograd.graph.increment_version(tensor)

@@ -73,8 +73,10 @@ class TrackedStates(defaultdict[Any, Any]):
 
     __setitem__ = _counting(dict.__setitem__)
     __delitem__ = _counting(dict.__delitem__)
+    __ior__ = _counting(dict.__ior__)
     update = _counting(dict.update)
     pop = _counting(dict.pop)
+    popitem = _counting(dict.popitem)
     clear = _counting(dict.clear)
 
 

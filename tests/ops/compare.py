@@ -63,11 +63,17 @@ def assert_close(name: str, got: Tensor, ref: Tensor, scale: Tensor, *, eps: flo
         )
 
 
-def assert_bits(name: str, got: Tensor, expected: Tensor) -> None:
-    """Raise where two tensors differ in any bit (so -0 is not 0, and NaNs need equal payloads)."""
+def assert_bits(name: str, got: Tensor, expected: Tensor, any_nan: bool = False) -> None:
+    """Raise where two tensors differ in any bit (so -0 is not 0, and NaNs need equal payloads).
+
+    Args:
+        any_nan: one NaN is as good as another (processors make different ones).
+    """
     assert got.dtype is expected.dtype and got.shape == expected.shape, f"{name}: {got.dtype} {tuple(got.shape)}"
     width = {2: torch.int16, 4: torch.int32, 8: torch.int64}[got.element_size()]
     a, b = (x.detach().cpu().contiguous().view(width) for x in (got, expected))
+    if any_nan:
+        a, b = (x.masked_fill(y.detach().cpu().isnan(), -1) for x, y in ((a, got), (b, expected)))
     if not torch.equal(a, b):
         bad = (a != b).nonzero()
         at = tuple(bad[0].tolist())
