@@ -47,6 +47,9 @@ def ops_page() -> str:
 def op_section(spec: OpSpec) -> str:
     """Everything a spec says, as a section."""
     simd = "; ".join(f"{machine}: {', '.join(levels)}" for machine, levels in spec.simd.items())
+    built = f"`{spec.env_var}=1` (`0` forbids it)"
+    if spec.python_only:
+        built = f"nothing to compile; `{spec.env_var}` is accepted and changes nothing"
     rows = [
         ["formula", spec.formula],
         ["layout", spec.layout],
@@ -55,9 +58,9 @@ def op_section(spec: OpSpec) -> str:
         ["GPU code", f"compute capability {dotted(spec.min_sm)} and higher" if spec.min_sm else "none"],
         ["CPU levels, best first", simd or "no SIMD code"],
         ["system libraries", ", ".join(spec.needs) or "none"],
-        ["sources", ", ".join(f"`csrc/{s}`" for s in (*spec.host, *spec.device))],
+        ["sources", ", ".join(f"`csrc/{s}`" for s in (*spec.host, *spec.device)) or "Python only"],
         ["`load()` offers", ", ".join(f"`{f}`" for f in spec.functions)],
-        ["built ahead of time by", f"`{spec.env_var}=1` (`0` forbids it)"],
+        ["built ahead of time by", built],
         ["since", spec.since],
     ]
     schemas = "".join(f"    deepspeed::{name}{schema}\n" for name, schema in spec.schemas.items())

@@ -158,7 +158,8 @@ def build_ahead(
                 raise _cannot(specs[name], exc) from exc
             report.skipped.append(Skipped(name, "", _one_line(exc)))
     work.tidy()
-    if asked and not report.built and not settings.archs_ask:
+    buildable = any(not specs[name].python_only for name in asked)
+    if buildable and not report.built and not settings.archs_ask:
         why = "; ".join(f"{s.op}: {s.why}" for s in report.skipped)
         raise OpBuildError("DS_BUILD_OPS=1 built no op at all", why, "unset DS_BUILD_OPS, or cure the reasons above")
     return report
@@ -189,6 +190,9 @@ class _Work:
     fetched: dict[Release, OpsError | None] = field(default_factory=dict)
 
     def build_op(self, spec: OpSpec, targets: Mapping[Target, Release | None], required: bool) -> None:
+        if spec.python_only:
+            self.report.notes.append(f"{spec.name} is Python only: nothing to compile")
+            return
         csrc, version = self.home / "csrc", package_version(self.home)
         parts: list[PartPlan] = []
         if spec.host:

@@ -119,6 +119,8 @@ class OpBuilder:
     def _why_not(self) -> str | None:
         from .host import detect
 
+        if self.SPEC.python_only:
+            return None
         loader = self._loader()
         resolution = loader.resolution(self.NAME)
         if resolution.choice is None:
@@ -278,7 +280,7 @@ def get_default_compute_capabilities() -> str:
 
 
 def _make(spec: OpSpec) -> type[OpBuilder]:
-    base = CUDAOpBuilder if spec.device else TorchCPUOpBuilder
+    base = CUDAOpBuilder if spec.device else TorchCPUOpBuilder if spec.host else OpBuilder
     body = {
         "__doc__": f"{spec.summary}.",
         "__module__": __name__,

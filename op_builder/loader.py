@@ -84,6 +84,8 @@ class Loader:
         with self.state.op_lock(op):
             if op not in self.state.modules:
                 spec, ffi = self.spec_of(op), import_ffi()
+                if not spec.host:
+                    raise LoadFailed(f"op {op} has no host library", "it is Python only", f"import {spec.face}")
                 want = self._want(spec, "host", ffi_abi(ffi.__version__))
                 self.state.modules[op] = self._first_that_opens(
                     spec, None, self.host, want, lambda part, marks: self._open_library(part, marks, ffi)

@@ -60,6 +60,11 @@ class OpSpec:
     since: str
     extra: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def python_only(self) -> bool:
+        """Whether there is nothing to compile: the op is installed wherever its face is."""
+        return not self.host and not self.device
+
 
 def _freeze(value: Any) -> Any:
     if isinstance(value, list):

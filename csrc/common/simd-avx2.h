@@ -13,6 +13,16 @@ inline Vec div(Vec a, Vec b) { return {_mm256_div_ps(a.r, b.r)}; }
 inline Vec sqrt(Vec a) { return {_mm256_sqrt_ps(a.r)}; }
 inline Vec fma(Vec a, Vec b, Vec c) { return {_mm256_fmadd_ps(a.r, b.r, c.r)}; }
 
+// a, or 0 where it is below; a NaN stays (max returns its second operand then).
+inline Vec not_below_zero(Vec a) { return {_mm256_max_ps(_mm256_setzero_ps(), a.r)}; }
+// 1, -1 or 0 by the sign of a; 0 for both zeros, a NaN stays.
+inline Vec sign(Vec a) {
+  const __m256 zero = _mm256_setzero_ps();
+  const __m256 one = _mm256_or_ps(_mm256_and_ps(a.r, _mm256_set1_ps(-0.0f)), _mm256_set1_ps(1.0f));
+  const __m256 moved = _mm256_and_ps(_mm256_cmp_ps(a.r, zero, _CMP_NEQ_OQ), one);
+  return {_mm256_or_ps(moved, _mm256_and_ps(_mm256_cmp_ps(a.r, zero, _CMP_UNORD_Q), a.r))};
+}
+
 inline Vec load(const float* x) { return {_mm256_loadu_ps(x)}; }
 inline Vec load(const half_t* x) { return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x)))}; }
 inline Vec load(const bfloat_t* x) {

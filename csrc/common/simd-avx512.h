@@ -13,6 +13,16 @@ inline Vec div(Vec a, Vec b) { return {_mm512_div_ps(a.r, b.r)}; }
 inline Vec sqrt(Vec a) { return {_mm512_sqrt_ps(a.r)}; }
 inline Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.r, b.r, c.r)}; }
 
+// a, or 0 where it is below; a NaN stays (max returns its second operand then).
+inline Vec not_below_zero(Vec a) { return {_mm512_max_ps(_mm512_setzero_ps(), a.r)}; }
+// 1, -1 or 0 by the sign of a; 0 for both zeros, a NaN stays.
+inline Vec sign(Vec a) {
+  const __m512 zero = _mm512_setzero_ps();
+  const __m512 one = _mm512_or_ps(_mm512_and_ps(a.r, _mm512_set1_ps(-0.0f)), _mm512_set1_ps(1.0f));
+  const __m512 moved = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a.r, zero, _CMP_NEQ_OQ), one);
+  return {_mm512_mask_mov_ps(moved, _mm512_cmp_ps_mask(a.r, zero, _CMP_UNORD_Q), a.r)};
+}
+
 inline Vec load(const float* x) { return {_mm512_loadu_ps(x)}; }
 inline Vec load(const half_t* x) { return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)))}; }
 inline Vec load(const bfloat_t* x) {

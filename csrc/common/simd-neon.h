@@ -13,6 +13,16 @@ inline Vec div(Vec a, Vec b) { return {vdivq_f32(a.r, b.r)}; }
 inline Vec sqrt(Vec a) { return {vsqrtq_f32(a.r)}; }
 inline Vec fma(Vec a, Vec b, Vec c) { return {vfmaq_f32(c.r, a.r, b.r)}; }
 
+// a, or 0 where it is below; a NaN stays.
+inline Vec not_below_zero(Vec a) { return {vmaxq_f32(a.r, vdupq_n_f32(0.0f))}; }
+// 1, -1 or 0 by the sign of a; 0 for both zeros, a NaN stays.
+inline Vec sign(Vec a) {
+  const float32x4_t zero = vdupq_n_f32(0.0f);
+  const uint32x4_t positive = vcgtq_f32(a.r, zero), negative = vcltq_f32(a.r, zero);
+  const float32x4_t moved = vbslq_f32(positive, vdupq_n_f32(1.0f), vbslq_f32(negative, vdupq_n_f32(-1.0f), zero));
+  return {vbslq_f32(vceqq_f32(a.r, a.r), moved, a.r)};
+}
+
 inline Vec load(const float* x) { return {vld1q_f32(x)}; }
 inline Vec load(const half_t* x) {
   return {vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(reinterpret_cast<const uint16_t*>(x))))};

@@ -21,6 +21,11 @@ inline Vec fma(Vec a, Vec b, Vec c) {
   return {a.r * b.r + c.r};
 #endif
 }
+// a, or 0 where it is below; a NaN stays.
+inline Vec not_below_zero(Vec a) { return {a.r < 0.0f ? 0.0f : a.r}; }
+// 1, -1 or 0 by the sign of a; 0 for both zeros, a NaN stays.
+inline Vec sign(Vec a) { return {a.r > 0.0f ? 1.0f : a.r < 0.0f ? -1.0f : a.r == 0.0f ? 0.0f : a.r}; }
+
 template <class T>
 inline Vec load(const T* x) {
   return {to_float(*x)};

@@ -45,7 +45,7 @@ struct CollectArgs {
     int64_t items;  // PyObject* [n]
     int64_t dtype;  // code * 256 + bits each must have
     int64_t out;    // int64 [n], the last addresses (absent: 0); updated
-  } list[4];
+  } list[5];
 };
 
 // The address of one tensor, 0 where it is absent, -1 where it does not fit.
@@ -72,12 +72,13 @@ inline int64_t address_of(const CollectArgs& args, const CollectArgs::List& list
 
 constexpr int64_t kAbsent = 1 << 8;
 
-// Writes the addresses of up to four lists of Python tensors and says what moved. Arg: address of CollectArgs.
+// Writes the addresses of up to five lists of Python tensors and says what moved. Arg: address of CollectArgs.
 //
 // The caller holds the GIL (the exchange function takes it again for each tensor: helper threads would deadlock, and did)
 // and keeps the lists alive.
-// Returns a bit per list in which an address changed and kAbsent where a tensor was None, or -1 - (list * n + i) for the first tensor that is of another type,
-// dtype, device or size, or not row-major contiguous; the outputs are then half updated and the caller packs anew.
+// Returns a bit per list in which an address changed and kAbsent where a gradient was None, or -1 - (list * n + i) for the
+// first tensor that is of another type, dtype, device or size, or not row-major contiguous; the outputs are then half
+// updated and the caller packs anew.
 inline int64_t collect_addresses(int64_t address) {
   const auto& args = *reinterpret_cast<const CollectArgs*>(address);
   int64_t moved = 0, absent = 0;
@@ -87,7 +88,7 @@ inline int64_t collect_addresses(int64_t address) {
     int64_t difference = 0;
     for (int64_t i = 0; i < args.n; ++i) {
       const int64_t now = address_of(args, list, i);
-      if (reinterpret_cast<const int64_t*>(list.items)[i] == args.none) absent = kAbsent;
+      if (l == 1 && now == 0 && reinterpret_cast<const int64_t*>(list.items)[i] == args.none) absent = kAbsent;
       if (now == -1) return -1 - (l * args.n + i);
       difference |= now ^ out[i];
       out[i] = now;

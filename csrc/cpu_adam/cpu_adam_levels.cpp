@@ -12,8 +12,12 @@
 namespace ds {
 
 static constexpr Level<AdamFn> kLevels[] = DS_LEVEL_TABLE(adam);
+static constexpr Level<AdamBackFn> kBackLevels[] = DS_LEVEL_TABLE(adam_back);
+static constexpr Level<ConvertFn> kConvertLevels[] = DS_LEVEL_TABLE(convert);
 
 const Level<AdamFn>* adam_level(const char* request) { return choose_level(kLevels, request); }
+const Level<AdamBackFn>* adam_back_level(const char* request) { return choose_level(kBackLevels, request); }
+const Level<ConvertFn>* adam_convert_level(const char* request) { return choose_level(kConvertLevels, request); }
 std::string adam_levels() { return supported_levels(kLevels); }
 
 }  // namespace ds

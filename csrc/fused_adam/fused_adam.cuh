@@ -9,24 +9,15 @@
 // operation rounded to nearest even and written out (no contraction by the compiler), in the order of
 // csrc/cpu_adam/cpu_adam-inl.h: CPU and GPU give the same bits.
 // Formats: p, g and the moments each f32, f16 or bf16 in any combination; or all f64.
-// Layout: any element alignment; vector accesses where p, g, m and v of a tensor are 16-byte aligned.
+// Layout: common/multi_tensor.cuh.
 // Mutates p, m, v. Skips everything where *noop_flag != 0 or *found_inf != 0.
 #pragma once
 
-#include "common/device.cuh"
+#include "common/multi_tensor.cuh"
 
 namespace ds {
 
-// Where the tensors are. All arrays are in device memory.
-struct AdamTable {
-  const i64* p;       // [tensors] addresses
-  const i64* g;       // [tensors] addresses, 0 = no gradient
-  const i64* m;       // [tensors] addresses
-  const i64* v;       // [tensors] addresses
-  const i64* counts;  // [tensors] elements
-  const i32* chunks;  // [blocks][2]: tensor, chunk within the tensor
-  Format p_format, g_format, state_format;
-};
+enum AdamList { kP = 0, kG = 1, kM = 2, kV = 3, kAdamLists = 4 };
 
 // Scalars that may differ per tensor (steps do); from the host, or from fused_adam_prepare.
 template <class M>
@@ -41,21 +32,8 @@ struct AdamScalars {
   M beta1, one_minus_beta1, beta2, one_minus_beta2, eps, l2;
   AdamStep<M> step;          // for all tensors, where `steps` is null
   const AdamStep<M>* steps;  // [tensors] or null
-  const float* grad_scale;   // [1] or null: gradients are divided by it
-  const float* found_inf;    // [1] or null
-  const i32* noop_flag;      // [1] or null
+  Control control;
 };
-
-constexpr int kBlock = 128;  // threads; each takes one pack of 4 floats, 8 elements of mixed formats or 2 doubles
-
-__device__ __forceinline__ float fma_rn(float a, float b, float c) { return __fmaf_rn(a, b, c); }
-__device__ __forceinline__ double fma_rn(double a, double b, double c) { return __fma_rn(a, b, c); }
-__device__ __forceinline__ float mul_rn(float a, float b) { return __fmul_rn(a, b); }
-__device__ __forceinline__ double mul_rn(double a, double b) { return __dmul_rn(a, b); }
-__device__ __forceinline__ float div_rn(float a, float b) { return __fdiv_rn(a, b); }
-__device__ __forceinline__ double div_rn(double a, double b) { return __ddiv_rn(a, b); }
-__device__ __forceinline__ float sqrt_rn(float a) { return __fsqrt_rn(a); }
-__device__ __forceinline__ double sqrt_rn(double a) { return __dsqrt_rn(a); }
 
 template <class M>
 __device__ __forceinline__ void adam_element(M& p, M g, M& m, M& v, const AdamScalars<M>& s, const AdamStep<M>& step) {
@@ -69,80 +47,29 @@ __device__ __forceinline__ void adam_element(M& p, M g, M& m, M& v, const AdamSc
                               : mul_rn(step.step_size, direction));
 }
 
-// This thread's pack: which tensor, from which element on, how many elements (none: not positive).
-struct Place {
-  i32 tensor;
-  i64 p, g, m, v;  // addresses of the tensor
-  i64 first;
-  int n;
-  bool aligned;  // all four to 16 bytes
-
-  template <int kPack>
-  static __device__ __forceinline__ Place find(const AdamTable& t) {
-    const int2 chunk = __ldg(reinterpret_cast<const int2*>(t.chunks) + blockIdx.x);
-    Place at;
-    at.tensor = chunk.x;
-    // All five at once: they depend on the chunk alone.
-    at.g = __ldg(t.g + chunk.x);
-    at.p = __ldg(t.p + chunk.x);
-    at.m = __ldg(t.m + chunk.x);
-    at.v = __ldg(t.v + chunk.x);
-    const i64 count = __ldg(t.counts + chunk.x);
-    at.first = (static_cast<i64>(chunk.y) * kBlock + threadIdx.x) * kPack;
-    const i64 left = count - at.first;
-    at.n = at.g == 0 ? 0 : static_cast<int>(left < kPack ? left : kPack);
-    at.aligned = ((at.p | at.g | at.m | at.v) & 15) == 0;
-    return at;
-  }
-};
-
-template <class M>
-__device__ __forceinline__ bool skipped(const AdamScalars<M>& s) {
-  return (s.noop_flag != nullptr && *s.noop_flag != 0) || (s.found_inf != nullptr && *s.found_inf != 0.0f);
-}
-
-// kFloats: everything is f32, which spares the branches on formats (1.5 % of an H200's bandwidth).
 template <bool kFloats, int N>
-__device__ __forceinline__ void adam(const AdamTable& t, const AdamScalars<float>& s) {
-  const Place at = Place::find<N>(t);
-  if (at.n <= 0 || skipped(s)) return;
+__device__ __forceinline__ void adam(const Table<kAdamLists>& t, const AdamScalars<float>& s) {
+  const auto at = Place<kAdamLists>::find<N>(t);
+  if (at.n <= 0 || s.control.skipped()) return;
   const AdamStep<float> step = s.steps != nullptr ? s.steps[at.tensor] : s.step;
-  const float inv_scale = s.grad_scale != nullptr ? __fdiv_rn(1.0f, *s.grad_scale) : 1.0f;
-  const bool whole = at.n == N && at.aligned;
-  const Format p_format = kFloats ? kF32 : t.p_format, g_format = kFloats ? kF32 : t.g_format;
-  const Format state_format = kFloats ? kF32 : t.state_format;
-  void* const p_at = reinterpret_cast<void*>(at.p);
-  void* const m_at = reinterpret_cast<void*>(at.m);
-  void* const v_at = reinterpret_cast<void*>(at.v);
-  Raw<N> raw_p, raw_g, raw_m, raw_v;
-  raw_p.load(p_at, at.first, p_format, at.n, whole);
-  raw_g.load(reinterpret_cast<const void*>(at.g), at.first, g_format, at.n, whole);
-  raw_m.load(m_at, at.first, state_format, at.n, whole);
-  raw_v.load(v_at, at.first, state_format, at.n, whole);
+  const float inv_scale = s.control.inv_scale<float>();
+  Pack<kFloats, N, kAdamLists> pack(t, at);
+  pack.load(kP), pack.load(kG), pack.load(kM), pack.load(kV);
   float p[N], g[N], m[N], v[N];
-  raw_p.to_floats(p_format, p);
-  raw_g.to_floats(g_format, g);
-  raw_m.to_floats(state_format, m);
-  raw_v.to_floats(state_format, v);
+  pack.floats(kP, p), pack.floats(kG, g), pack.floats(kM, m), pack.floats(kV, v);
 #pragma unroll
   for (int i = 0; i < N; ++i) adam_element(p[i], mul_rn(g[i], inv_scale), m[i], v[i], s, step);
-  raw_p.from_floats(p_format, p);
-  raw_m.from_floats(state_format, m);
-  raw_v.from_floats(state_format, v);
-  raw_p.store(p_at, at.first, p_format, at.n, whole);
-  raw_m.store(m_at, at.first, state_format, at.n, whole);
-  raw_v.store(v_at, at.first, state_format, at.n, whole);
+  pack.round(kP, p), pack.round(kM, m), pack.round(kV, v);
+  pack.store(kP), pack.store(kM), pack.store(kV);
 }
 
-__device__ __forceinline__ void adam(const AdamTable& t, const AdamScalars<double>& s) {
-  const Place at = Place::find<2>(t);
-  if (at.n <= 0 || skipped(s)) return;
+__device__ __forceinline__ void adam(const Table<kAdamLists>& t, const AdamScalars<double>& s) {
+  const auto at = Place<kAdamLists>::find<2>(t);
+  if (at.n <= 0 || s.control.skipped()) return;
   const AdamStep<double> step = s.steps != nullptr ? s.steps[at.tensor] : s.step;
-  const double inv_scale = s.grad_scale != nullptr ? 1.0 / static_cast<double>(*s.grad_scale) : 1.0;
-  double* p = reinterpret_cast<double*>(at.p) + at.first;
-  const double* g = reinterpret_cast<const double*>(at.g) + at.first;
-  double* m = reinterpret_cast<double*>(at.m) + at.first;
-  double* v = reinterpret_cast<double*>(at.v) + at.first;
+  const double inv_scale = s.control.inv_scale<double>();
+  double *p = at.doubles(kP), *m = at.doubles(kM), *v = at.doubles(kV);
+  const double* g = at.doubles(kG);
 #pragma unroll 1
   for (int i = 0; i < at.n; ++i) adam_element(p[i], mul_rn(g[i], inv_scale), m[i], v[i], s, step);
 }

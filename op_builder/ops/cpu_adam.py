@@ -7,7 +7,7 @@ SPEC = {
     "builder": "CPUAdamBuilder",
     "absolute_name": "deepspeed.ops.adam.cpu_adam_op",
     "face": "deepspeed_ops.cpu_adam",
-    "functions": ["create_adam", "adam_update", "destroy_adam"],
+    "functions": ["create_adam", "adam_update", "adam_update_copy", "adam_rollback", "destroy_adam"],
     "schemas": {
         "cpu_adam_": "(Tensor(a!)[] p, Tensor[] g, Tensor(b!)[] m, Tensor(c!)[] v, Tensor(d!)[] steps, float lr, "
         "float beta1, float beta2, float eps, float weight_decay, bool adamw, bool bias_correction) -> ()",

@@ -42,3 +42,25 @@ def reexport(
         return sorted({*vars(sys.modules[module]), *sources})
 
     return __getattr__, __dir__
+
+
+def op_functions(module: str, op: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """``__getattr__`` and ``__dir__`` for the face module of a compiled op: the functions of its builder's ``load()``.
+
+    Args:
+        module: the face module's ``__name__``.
+        op: the op's name.
+    """
+
+    def spec() -> Any:
+        return importlib.import_module("deepspeed_ops.op_builder.spec").get_spec(op)
+
+    def __getattr__(name: str) -> Any:
+        if not name.startswith("__") and name in spec().functions:
+            return getattr(importlib.import_module(spec().face).module(), name)
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*vars(sys.modules[module]), *spec().functions})
+
+    return __getattr__, __dir__

@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deepspeed_ops import cpu_adam, fused_adam
+from deepspeed_ops import cpu_adam, cpu_op, fused_adam
 from deepspeed_ops.adam_scalars import AdamScalars, checked
-from deepspeed_ops.adam_step import make_step
-from deepspeed_ops.op_builder.errors import TensorError, UsageError
+from deepspeed_ops.adam_step import CpuStep, fill_host, make_step
+from deepspeed_ops.cpu_optimizer import CpuOptimizer
+from deepspeed_ops.fused_optimizer import FusedOptimizer, refuse_amsgrad
+from deepspeed_ops.op_builder.errors import UsageError
 from deepspeed_ops.table_optimizer import Amp, Step, TableOptimizer
 
 
@@ -36,14 +38,7 @@ class _Adam(TableOptimizer):
         fused_adam.fused_adam_(*lists, steps, lr, *options, None, amp.grad_scale, amp.found_inf)
 
 
-def _refuse_amsgrad(op: str, amsgrad: bool) -> None:
-    if amsgrad:
-        raise UsageError(
-            f"{op}: amsgrad=True", "the kernels have no AMSGrad variant", "torch.optim.AdamW(amsgrad=True)"
-        )
-
-
-class FusedAdam(_Adam):
+class FusedAdam(_Adam, FusedOptimizer):
     """Adam and AdamW with one launch per group and dtype on GPU tensors, and the same results on CPU tensors.
 
     Args:
@@ -80,7 +75,7 @@ class FusedAdam(_Adam):
     """
 
     op = "fused_adam"
-    own = ("_adamw", "adam_w_mode", "set_grad_none")
+    own = (*FusedOptimizer.own, "_adamw", "adam_w_mode")
     multi_tensor_adam = staticmethod(fused_adam.multi_tensor_adam)
 
     def __init__(
@@ -98,7 +93,7 @@ class FusedAdam(_Adam):
         capturable: bool = False,
         fixed_storage: bool = False,
     ) -> None:
-        _refuse_amsgrad(self.op, amsgrad)
+        refuse_amsgrad(self.op, amsgrad, "torch.optim.AdamW(amsgrad=True)")
         defaults = {
             "lr": lr,
             "bias_correction": bias_correction,
@@ -107,55 +102,14 @@ class FusedAdam(_Adam):
             "weight_decay": weight_decay,
         }
         self._adamw = bool(adam_w_mode)
-        super().__init__(params, defaults, capturable)
-        for group in self.param_groups:
-            group.setdefault("step", 0)
-        self._fixed_storage = bool(fixed_storage)
+        super().__init__(params, defaults, set_grad_none, capturable, fixed_storage)
         self.adam_w_mode = 1 if adam_w_mode else 0
-        self.set_grad_none = set_grad_none
 
     def _state_dtype(self, p: Tensor) -> torch.dtype:
         return p.dtype
 
-    def zero_grad(self, set_to_none: bool | None = None) -> None:
-        """Drop the gradients, or zero them.
 
-        Args:
-            set_to_none: default: ``set_grad_none`` of the constructor.
-        """
-        super().zero_grad(set_to_none=self.set_grad_none if set_to_none is None else set_to_none)
-
-    def step(
-        self,
-        closure: Callable[[], Any] | None = None,
-        grads: Any = None,
-        output_params: Any = None,
-        scale: Any = None,
-        grad_norms: Any = None,
-        **kwargs: Any,
-    ) -> Any:
-        """Update every parameter that has a gradient. Mutates parameters and state.
-
-        Args:
-            closure: computes the loss anew; its value is returned.
-            grads, output_params, scale, grad_norms: refused, as in DeepSpeed.
-            kwargs: ``grad_scaler=None`` of DeepSpeed's signature; nothing else.
-
-        Raises:
-            TensorError, DtypeError: a parameter or gradient that cannot be used; nothing was changed then.
-        """
-        given = {"grads": grads, "output_params": output_params, "scale": scale, "grad_norms": grad_norms}
-        for name, value in {**given, **kwargs}.items():
-            if value is not None:
-                raise UsageError(
-                    f"fused_adam: step({name}=...)",
-                    "the argument belongs to apex's old interface",
-                    "set p.grad, then step()",
-                )
-        return self._step_with(closure)
-
-
-class DeepSpeedCPUAdam(_Adam):
+class DeepSpeedCPUAdam(_Adam, CpuOptimizer):
     """Adam and AdamW on CPU parameters, vectorised and multithreaded.
 
     Args:
@@ -179,9 +133,9 @@ class DeepSpeedCPUAdam(_Adam):
     """
 
     op = "cpu_adam"
-    own = ("_adamw", "adam_w_mode", "fp32_optimizer_states", "opt_id")
+    own = (*CpuOptimizer.own, "_adamw", "adam_w_mode")
     ds_opt_adam = cpu_adam
-    optimizer_id = 0
+    instead = "use FusedAdam, or p.cpu()"
 
     def __init__(
         self,
@@ -195,8 +149,7 @@ class DeepSpeedCPUAdam(_Adam):
         adamw_mode: bool = True,
         fp32_optimizer_states: bool = True,
     ) -> None:
-        _refuse_amsgrad(self.op, amsgrad)
-        self.fp32_optimizer_states = fp32_optimizer_states
+        refuse_amsgrad(self.op, amsgrad, "torch.optim.AdamW(amsgrad=True)")
         defaults = {
             "lr": lr,
             "bias_correction": bias_correction,
@@ -205,27 +158,94 @@ class DeepSpeedCPUAdam(_Adam):
             "weight_decay": weight_decay,
         }
         self._adamw = bool(adamw_mode)
-        super().__init__(model_params, defaults)
-        self.opt_id = DeepSpeedCPUAdam.optimizer_id
-        DeepSpeedCPUAdam.optimizer_id += 1
+        super().__init__(model_params, defaults, fp32_optimizer_states)
         self.adam_w_mode = adamw_mode
 
-    def _state_dtype(self, p: Tensor) -> torch.dtype:
-        return torch.float32 if self.fp32_optimizer_states else p.dtype
+    def _kernel_side(self, lists: Sequence[list[Any]]) -> Step:
+        return make_step(self.op, lists)
 
-    def _make_step(self, lists: Sequence[list[Any]]) -> Step:
-        device = lists[0][0].device
-        if device.type != "cpu":
-            raise TensorError(f"{self.op}: parameters are on {device}", "expected the CPU", "use FusedAdam, or p.cpu()")
-        return super()._make_step(lists)
+    def step_subgroup(self, subgroup_id: int, closure: Callable[[], Any] | None = None) -> Any:
+        """Update the one parameter that has a gradient, with state kept under a number. Mutates both.
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update every parameter that has a gradient. Mutates parameters and state.
+        For engines that swap pieces of a model through a few parameters: the state belongs to the piece, not to the
+        parameter that holds it at the moment.
 
         Args:
+            subgroup_id: key of the state in ``self.state``; made at the first step.
             closure: computes the loss anew; its value is returned.
 
         Raises:
-            TensorError, DtypeError: a parameter or gradient that cannot be used; nothing was changed then.
+            UsageError: more than one parameter has a gradient.
+            TensorError, DtypeError: a tensor that cannot be used; nothing was changed then.
         """
-        return self._step_with(closure)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        found = self._one_with_gradient()
+        if found is not None:
+            group, p = found
+            state = self._numbered[subgroup_id]
+            if not len(state):
+                state["step"] = 0
+                for key in self.moments:
+                    state[key] = torch.zeros_like(p, dtype=self._state_dtype(p), memory_format=torch.preserve_format)
+            self._subgroup("step_table", state["step"] + 1, group, p, state)
+            state["step"] += 1
+        return loss
+
+    def rollback_subgroup(self, sub_group_id: int, closure: Callable[[], Any] | None = None) -> Any:
+        """Take the last :meth:`step_subgroup` back; the parameter must hold what it had then. Mutates both.
+
+        What ``deepspeed_ops.cpu_adam.adam_rollback`` says of rounding holds here.
+
+        Args:
+            sub_group_id: as given to :meth:`step_subgroup`.
+            closure: computes the loss anew; its value is returned.
+
+        Raises:
+            UsageError: the sub-group was never stepped, or has no step left.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        state = self._numbered.get(sub_group_id)
+        if not state:
+            raise UsageError(
+                f"Cannot rollback optimizer state for sub_group_id {sub_group_id} as it has not been initialized.",
+                "no step_subgroup was made for it",
+                f"optimizer.step_subgroup({sub_group_id})",
+            )
+        if state["step"] <= 0:
+            raise UsageError(
+                f"Cannot rollback sub_group_id {sub_group_id}: step count is {state['step']}",
+                "every step of it was taken back",
+                f"optimizer.step_subgroup({sub_group_id})",
+            )
+        found = self._one_with_gradient()
+        if found is not None:
+            self._subgroup("rollback_table", state["step"], *found, state)
+            state["step"] -= 1
+        return loss
+
+    @property
+    def _numbered(self) -> dict[Any, Any]:
+        """The state, whose keys are parameters and numbers of sub-groups."""
+        return self.state
+
+    def _one_with_gradient(self) -> tuple[dict[str, Any], Tensor] | None:
+        found = [(group, p) for group in self.param_groups for p in group["params"] if p.grad is not None]
+        if len(found) > 1:
+            raise UsageError(
+                f"{self.op}: {len(found)} parameters have a gradient", "a sub-group is one parameter", "step()"
+            )
+        return found[0] if found else None
+
+    @torch.no_grad()
+    def _subgroup(self, function: str, step: int, group: dict[str, Any], p: Tensor, state: dict[str, Any]) -> None:
+        scalars, _ = self._scalars(group)
+        moments = {key: state[key] for key in self.moments}
+        fill = lambda args: fill_host(args, scalars, scalars.lr)  # noqa: E731
+        if p.grad is not None:
+            cpu_op.update_one(CpuStep, step, fill, p.detach(), p.grad, moments, function=function)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from deepspeed_ops.op_builder.errors import DtypeError, UsageError
+from deepspeed_ops.scalar_checks import not_negative, two_betas
 
 
 @dataclass(frozen=True)
@@ -47,31 +44,7 @@ def checked(op: str, lr: Any, betas: Any, eps: Any, weight_decay: Any, adamw: An
         DtypeError: something is not a number.
         UsageError: a number outside its range.
     """
-    try:
-        beta1, beta2 = betas
-    except (TypeError, ValueError):
-        raise UsageError(f"{op}: betas is {betas!r}", "expected two numbers", "betas=(0.9, 0.999)") from None
-    values = {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": weight_decay}
-    numbers = {name: _number(op, name, value) for name, value in values.items()}
-    for name in ("beta1", "beta2"):
-        if not 0.0 <= numbers[name] < 1.0:
-            raise UsageError(f"{op}: {name} is {numbers[name]}", "expected 0 <= beta < 1", "betas=(0.9, 0.999)")
-    for name, usual in (("lr", "lr=1e-3"), ("eps", "eps=1e-8"), ("weight_decay", "weight_decay=0.01")):
-        if not numbers[name] >= 0.0 or math.isinf(numbers[name]):
-            raise UsageError(f"{op}: {name} is {numbers[name]}", "expected a finite number >= 0", usual)
-    return AdamScalars(**numbers, adamw=bool(adamw), bias_correction=bool(bias_correction))
-
-
-def _number(op: str, name: str, value: Any) -> float:
-    if isinstance(value, torch.Tensor):
-        if value.numel() != 1:
-            raise UsageError(f"{op}: {name} has {value.numel()} elements", "expected one", f"{name}={name}.reshape(())")
-        return float(value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        try:
-            value = value.__float__()
-        except AttributeError:
-            raise DtypeError(
-                f"{op}: {name} is {value!r}", f"expected a number, found {type(value).__name__}", ""
-            ) from None
-    return float(value)
+    beta1, beta2 = two_betas(op, betas)
+    numbers = {"lr": lr, "eps": eps, "weight_decay": weight_decay}
+    found = {name: not_negative(op, name, value) for name, value in numbers.items()}
+    return AdamScalars(beta1=beta1, beta2=beta2, **found, adamw=bool(adamw), bias_correction=bool(bias_correction))

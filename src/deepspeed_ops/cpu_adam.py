@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import ctypes
-import logging
 import sys
-from itertools import pairwise
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from deepspeed_ops.adam_op import adam_
+from deepspeed_ops import cpu_op
 from deepspeed_ops.adam_scalars import checked
-from deepspeed_ops.adam_step import CpuStepArgs, simd_request
+from deepspeed_ops.adam_step import CpuStep, fill_host, make_step
 from deepspeed_ops.op_builder import loader
-from deepspeed_ops.op_builder.errors import DtypeError, TensorError, UsageError
-from deepspeed_ops.registry import register, updated_in_place
-from deepspeed_ops.tensor_checks import FORMATS, check_updated, is_plain, laid_out_like
+from deepspeed_ops.op_builder.errors import UsageError
+from deepspeed_ops.registry import register
+from deepspeed_ops.table_op import update_
 
 OP = "cpu_adam"
-log = logging.getLogger("deepspeed_ops")
 _modes: dict[int, bool] = {}  # optimizer id: AdamW
 
 
@@ -36,7 +33,7 @@ def module() -> ModuleType:
 
 def simd_levels() -> tuple[str, ...]:
     """SIMD levels that the library holds and this CPU has, best first."""
-    return tuple(str(loader.host_module(OP).simd_levels()).split(","))
+    return cpu_op.simd_levels(OP)
 
 
 def simd_level() -> str:
@@ -45,7 +42,7 @@ def simd_level() -> str:
     Raises:
         ValueError: ``DS_SIMD`` names a level that this CPU lacks.
     """
-    return str(loader.host_module(OP).simd_level(simd_request()))
+    return cpu_op.simd_level(OP)
 
 
 def create_adam(
@@ -69,8 +66,9 @@ def create_adam(
     checked(OP, alpha, (betta1, betta2), eps, weight_decay, adamw_mode, True)
     _modes[optimizer_id] = bool(adamw_mode)
     if should_log:
-        log.info("Adam optimizer %d uses %s", optimizer_id, simd_level())
-        log.info("alpha=%g, betas=(%g, %g), weight_decay=%g, adamw=%s", alpha, betta1, betta2, weight_decay, adamw_mode)
+        cpu_op.log.info("Adam optimizer %d uses %s", optimizer_id, simd_level())
+        numbers = (alpha, betta1, betta2, weight_decay, adamw_mode)
+        cpu_op.log.info("alpha=%g, betas=(%g, %g), weight_decay=%g, adamw=%s", *numbers)
     return 0
 
 
@@ -108,49 +106,83 @@ def adam_update(
         UsageError: an unknown id, a step below 1, or a scalar outside its range.
         TensorError, DtypeError: a tensor that cannot be updated in place, or dtypes that do not go together.
     """
-    if optimizer_id not in _modes:
-        raise UsageError(
-            f"{OP}: optimizer id {optimizer_id} is unknown", "create_adam was not called for it", "create_adam(...)"
-        )
-    if step < 1:
-        raise UsageError(f"{OP}: step is {step}", "the first step is 1", "step=1")
-    scalars = checked(OP, lr, (beta1, beta2), epsilon, weight_decay, _modes[optimizer_id], bias_correction)
-    tensors = _checked_tensors(params, grads, exp_avg, exp_avg_sq)
-    columns = (ctypes.c_int64 * 5)(*(x.data_ptr() for x in tensors), params.numel())
-    counter = ctypes.c_int64(step)
-    args = CpuStepArgs(
-        ctypes.addressof(columns), ctypes.addressof(counter), 1, *(FORMATS[x.dtype] for x in tensors[:3])
-    )
-    args.lr, args.beta1, args.beta2, args.eps = scalars.lr, scalars.beta1, scalars.beta2, scalars.eps
-    args.weight_decay, args.grad_scale, args.threads = scalars.weight_decay, 1.0, torch.get_num_threads()
-    args.adamw, args.bias_correction = scalars.adamw, scalars.bias_correction
-    loader.host_module(OP).step_table(ctypes.addressof(args), simd_request())
-    updated_in_place([params, exp_avg, exp_avg_sq])
+    fill = _filled(optimizer_id, step, lr, beta1, beta2, epsilon, weight_decay, bias_correction)
+    cpu_op.update_one(CpuStep, step, fill, params, grads, {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq})
     return 0
 
 
-def _checked_tensors(p: Tensor, g: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-    for name, x in (("params", p), ("grads", g), ("exp_avg", m), ("exp_avg_sq", v)):
-        if not is_plain(x) or x.device.type != "cpu":
-            raise TensorError(
-                f"{OP}: {name} is a {type(x).__name__} on {x.device}", "expected a CPU tensor", f"{name}.cpu()"
-            )
-        if x.dtype not in FORMATS or x.dtype is torch.float64:
-            raise DtypeError(f"{OP}: {name} is {x.dtype}", "expected float32, float16 or bfloat16", "")
-        if name != "grads":
-            check_updated(OP, name, 0, x)
-        if name.startswith("exp") and (x.shape != p.shape or x.stride() != p.stride()):
-            raise TensorError(
-                f"{OP}: {name} has shape {tuple(x.shape)}", f"params has {tuple(p.shape)}, or other strides", ""
-            )
-    if m.dtype != v.dtype:
-        raise DtypeError(f"{OP}: exp_avg is {m.dtype} and exp_avg_sq {v.dtype}", "expected one dtype", "")
-    updated = (("params", p), ("exp_avg", m), ("exp_avg_sq", v))
-    runs = sorted((x.data_ptr(), x.data_ptr() + x.nbytes, name) for name, x in updated if x.numel())
-    for (_, end, first), (begin, _, second) in pairwise(runs):
-        if begin < end:
-            raise TensorError(f"{OP}: {first} and {second} overlap in memory", "each is updated in place", "")
-    return p, laid_out_like(OP, 0, g, p), m, v
+def adam_update_copy(
+    optimizer_id: int,
+    step: int,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    weight_decay: float,
+    bias_correction: bool,
+    params: Tensor,
+    grads: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    low_precision_params: Tensor,
+) -> int:
+    """:func:`adam_update` of float32 parameters that also writes them, rounded, while they are in the cache.
+
+    Args:
+        low_precision_params: float16 or bfloat16 on the CPU (pinned, to send it on), shape of ``params``. Mutated.
+
+    The other arguments and the errors are those of :func:`adam_update`.
+    """
+    fill = _filled(optimizer_id, step, lr, beta1, beta2, epsilon, weight_decay, bias_correction)
+    moments = {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
+    cpu_op.update_one(CpuStep, step, fill, params, grads, moments, low_precision_params)
+    return 0
+
+
+def adam_rollback(
+    optimizer_id: int,
+    step: int,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    weight_decay: float,
+    bias_correction: bool,
+    params: Tensor,
+    grads: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+) -> int:
+    """Take one step of one tensor back, in place. DeepSpeed's name, order and return value (0).
+
+    The inverse of :func:`adam_update` with the same arguments, up to rounding: what a half precision store has rounded
+    away does not come back, and neither do values that became infinite or NaN. The moments before step 1, and a moment
+    whose beta is 0, become 0.
+
+    Args and Raises: as :func:`adam_update`; also a UsageError where ``lr * weight_decay`` is 1.
+    """
+    fill = _filled(optimizer_id, step, lr, beta1, beta2, epsilon, weight_decay, bias_correction)
+    if _modes[optimizer_id] and lr * weight_decay == 1.0:
+        raise UsageError(f"{OP}: lr * weight_decay is 1", "the step forgot the parameters", "a smaller weight_decay")
+    moments = {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
+    cpu_op.update_one(CpuStep, step, fill, params, grads, moments, function="rollback_table")
+    return 0
+
+
+def _filled(
+    optimizer_id: int,
+    step: int,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    weight_decay: float,
+    bias_correction: bool,
+) -> Callable[[Any], None]:
+    """Check the scalars; what puts them into the library's arguments."""
+    cpu_op.check_id(OP, _modes, optimizer_id, step)
+    scalars = checked(OP, lr, (beta1, beta2), epsilon, weight_decay, _modes[optimizer_id], bias_correction)
+    return lambda args: fill_host(args, scalars, scalars.lr)
 
 
 def _cpu_adam_(
@@ -167,7 +199,8 @@ def _cpu_adam_(
     adamw: bool,
     bias_correction: bool,
 ) -> None:
-    adam_(OP, (p, g, m, v), steps, checked(OP, lr, (beta1, beta2), eps, weight_decay, adamw, bias_correction))
+    scalars = checked(OP, lr, (beta1, beta2), eps, weight_decay, adamw, bias_correction)
+    update_(OP, make_step, (p, g, m, v), steps, scalars)
 
 
 def _fake(*_args: object) -> None:

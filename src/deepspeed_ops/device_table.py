@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deepspeed_ops.tensor_table import TensorTable
+from deepspeed_ops.tensor_table import LISTS, TensorTable
 
 _ALL_ROWS = -1  # every bit
+SEGMENT = 2048  # chunks: 8 partial sums for each of the 256 threads of csrc/common/reduce.cuh
 
 
 class DeviceTable(TensorTable):
@@ -28,8 +29,9 @@ class DeviceTable(TensorTable):
         collect: Callable[[int], int] | None,
         lists: Sequence[list[Any]],
         chunk_elements: int,
+        names: Sequence[str] = LISTS,
     ) -> None:
-        super().__init__(op, collect, lists)
+        super().__init__(op, collect, lists, names)
         self.chunks, self.blocks = self._chunks(chunk_elements)
         self._rows = torch.empty_like(self.host, device=self.device)
         self._rows_belong_to_graph = False
@@ -38,12 +40,32 @@ class DeviceTable(TensorTable):
         self._upload(self._rows, self._pinned(), _ALL_ROWS)
 
     def _chunks(self, chunk_elements: int) -> tuple[Tensor, int]:
-        counts = (self.host[-1] + (chunk_elements - 1)) // chunk_elements
+        counts = self._chunk_counts = (self.host[-1] + (chunk_elements - 1)) // chunk_elements
         total = int(counts.sum())
         tensor = torch.repeat_interleave(torch.arange(self.n, dtype=torch.int32), counts)
         first = torch.repeat_interleave(counts.cumsum(0) - counts, counts)
         pairs = torch.stack((tensor, (torch.arange(total) - first).to(torch.int32)), dim=1)
         return pairs.pin_memory().to(self.device, non_blocking=True), total
+
+    def segments(self) -> tuple[Tensor, Tensor]:
+        """The chunks of each tensor in runs of at most ``SEGMENT``, whose partial sums one block adds up.
+
+        Returns:
+            int32 ``[segments][2]``: first chunk, number of chunks; int32 ``[n + 1]``: the first segment of each tensor.
+            Both in device memory.
+        """
+        chunks = self._chunk_counts
+        per_tensor = (chunks + (SEGMENT - 1)) // SEGMENT
+        first_segment = torch.cat((torch.zeros(1, dtype=torch.int64), per_tensor.cumsum(0)))
+        tensor = torch.repeat_interleave(torch.arange(self.n), per_tensor)
+        within = torch.arange(tensor.numel()) - first_segment[tensor]
+        first = (chunks.cumsum(0) - chunks)[tensor] + within * SEGMENT
+        count = (chunks[tensor] - within * SEGMENT).clamp(max=SEGMENT)
+        pairs = torch.stack((first, count), dim=1).to(torch.int32)
+        return (
+            pairs.pin_memory().to(self.device, non_blocking=True),
+            first_segment.to(torch.int32).pin_memory().to(self.device, non_blocking=True),
+        )
 
     def _pinned(self) -> Tensor:
         return torch.empty(self.host.shape, dtype=torch.int64, pin_memory=True)

@@ -11,13 +11,14 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from deepspeed_ops import fused_adam_launch
-from deepspeed_ops.adam_op import adam_
+from deepspeed_ops import launch
 from deepspeed_ops.adam_scalars import checked
+from deepspeed_ops.adam_step import make_step
 from deepspeed_ops.device_table import DeviceTable
-from deepspeed_ops.fused_adam_launch import StepArgs
+from deepspeed_ops.launch import BLOCK, Launch, table_type
 from deepspeed_ops.op_builder.errors import DtypeError, TensorError, UsageError
 from deepspeed_ops.registry import register, updated_in_place
+from deepspeed_ops.table_op import update_
 from deepspeed_ops.table_optimizer import Amp
 from deepspeed_ops.tensor_checks import FORMATS
 
@@ -30,7 +31,7 @@ def module() -> ModuleType:
     Raises:
         OpsError: no part fits this machine and none can be built.
     """
-    fused_adam_launch.launcher()
+    launch.launcher(OP)
     return sys.modules[__name__]
 
 
@@ -74,11 +75,7 @@ def multi_tensor_adam(
         return
     scalars = checked(OP, lr, (beta1, beta2), epsilon, weight_decay, mode == 1, bias_correction)
     steps = list(torch.full((len(p),), step - 1, dtype=torch.int64).unbind())
-    if p[0].device.type == "cpu":
-        if not bool(noop_flag.any()):
-            adam_(OP, (p, g, m, v), steps, scalars)
-        return
-    adam_(OP, (p, g, m, v), steps, scalars, noop_flag=noop_flag)
+    update_(OP, make_step, (p, g, m, v), steps, scalars, noop_flag=noop_flag)
 
 
 def multi_tensor_check_finite(noop_flag: Tensor, gradients: Sequence[Tensor]) -> None:
@@ -105,20 +102,20 @@ def multi_tensor_check_finite(noop_flag: Tensor, gradients: Sequence[Tensor]) ->
         if not all(bool(torch.isfinite(g).all()) for g in gradients):
             noop_flag.fill_(1)
         return
-    launcher = fused_adam_launch.launcher()
+    launcher = launch.launcher(OP)
+    ordinal = noop_flag.device.index or 0
     for dtype in {g.dtype for g in gradients}:
         same = [g for g in gradients if g.dtype is dtype and g.numel()]
         if not same:
             continue
-        chunk = fused_adam_launch.chunk_elements([3 if dtype is torch.float64 else 0])
-        table = DeviceTable(OP, launcher.collect_addresses, [same] * 4, chunk)
-        ordinal = noop_flag.device.index or 0
-        a = StepArgs(
-            ordinal=ordinal, stream=torch._C._cuda_getCurrentRawStream(ordinal), n=table.n, blocks=table.blocks
-        )
-        a.table, a.chunks, a.noop_flag = table.rows_for(0), table.chunks.data_ptr(), noop_flag.data_ptr()
-        a.p_format, a.g_format, a.state_format = table.formats[:3]
-        launcher.check_finite(ctypes.addressof(a))
+        chunk = launch.chunk_elements("f64" if dtype is torch.float64 else "f32")  # what check_finite takes
+        table = DeviceTable(OP, launcher.collect_addresses, [same], chunk, ("gradients",))
+        columns = table_type(1)(chunks=table.chunks.data_ptr())
+        columns.point(table.rows_for(0), table.n)
+        columns.format[0] = table.formats[0]
+        flag = ctypes.c_int64(noop_flag.data_ptr())
+        stream = torch._C._cuda_getCurrentRawStream(ordinal)
+        Launch(launcher, ordinal, "check_finite", BLOCK, columns, flag)(stream, table.blocks)
     updated_in_place([noop_flag])
 
 
@@ -141,11 +138,7 @@ def _fused_adam_(
     found_inf: Tensor | None,
 ) -> None:
     scalars = checked(OP, lr, (beta1, beta2), eps, weight_decay, adamw, bias_correction)
-    if noop_flag is not None and noop_flag.device.type == "cpu":
-        if int(noop_flag):
-            return
-        noop_flag = None
-    adam_(OP, (p, g, m, v), steps, scalars, lr_tensor, Amp(grad_scale, found_inf), noop_flag)
+    update_(OP, make_step, (p, g, m, v), steps, scalars, lr_tensor, Amp(grad_scale, found_inf), noop_flag)
 
 
 def _fake(*_args: object) -> None:

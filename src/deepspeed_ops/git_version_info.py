@@ -20,13 +20,16 @@ torch_info: dict[str, Any]
 __all__ = ["version", "git_hash", "git_branch", "installed_ops", "compatible_ops", "accelerator_name", "torch_info"]
 
 
-def facts(version: Version, built: Sequence[Manifest], ops: Sequence[str]) -> dict[str, Any]:
+def facts(
+    version: Version, built: Sequence[Manifest], ops: Sequence[str], python_only: Sequence[str] = ()
+) -> dict[str, Any]:
     """DeepSpeed's keys and their values.
 
     Args:
         version: of this installation.
         built: manifests of the parts that came with the package.
         ops: names of the registry.
+        python_only: those of them that have nothing to compile: always installed.
 
     Returns:
         ``torch_info['version']`` is ``'0.0'``: nothing here is compiled against torch. ``cuda_version`` is the release
@@ -39,7 +42,7 @@ def facts(version: Version, built: Sequence[Manifest], ops: Sequence[str]) -> di
         "version": version.version,
         "git_hash": version.git_hash,
         "git_branch": version.git_branch,
-        "installed_ops": {op: op in hosts for op in ops},
+        "installed_ops": {op: op in hosts or op in python_only for op in ops},
         "accelerator_name": "cuda" if releases else "cpu" if hosts else "",
         "torch_info": {
             "version": "0.0",
@@ -57,7 +60,9 @@ def _current() -> dict[str, Any]:
     from deepspeed_ops.version import current
     from deepspeed_ops.wheel import manifests
 
-    return facts(current(), manifests(HOME / "parts"), tuple(all_specs()))
+    specs = all_specs()
+    python_only = tuple(name for name, spec in specs.items() if spec.python_only)
+    return facts(current(), manifests(HOME / "parts"), tuple(specs), python_only)
 
 
 def _compatible_ops() -> dict[str, bool]:

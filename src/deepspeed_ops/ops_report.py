@@ -67,6 +67,8 @@ def _try(ask: Callable[[], T], problems: list[str]) -> T | None:
 
 def _line(loader: Loader, spec: OpSpec, seen: Seen) -> OpLine:
     """One op, resolved for the host and for each GPU."""
+    if spec.python_only:
+        return OpLine(spec.name, True, True, note="Python only: nothing to compile")
     try:
         resolutions = [loader.resolution(spec.name)]
         devices = seen.host.devices if spec.device else ()

@@ -26,6 +26,8 @@ from deepspeed_ops.tensor_table import identities
 from deepspeed_ops.tracked_state import Epoch, TrackedStates
 
 _grad_of = attrgetter("grad")
+# Parameters of a group, a gradient or None for each, copies likewise or none at all.
+Work = tuple[list[Tensor], list[Any], list[Any] | None]
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,38 @@ class Amp:
 
     grad_scale: Tensor | None = None
     found_inf: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the caller of a step hands over in place of the parameters' ``.grad``, and what it wants written.
+
+    Attributes:
+        gradients: for each group, a gradient or None for each parameter; None: the parameters' own.
+        copies: for each group, a half precision tensor or None for each parameter; None: no copies.
+        scale: the gradients are divided by it.
+        norms: for each group, the norm of its gradients (times ``scale``), where the optimizer clips.
+    """
+
+    gradients: Sequence[list[Any]] | None = None
+    copies: Sequence[list[Any]] | None = None
+    scale: float = 1.0
+    norms: Sequence[Any] | None = None
+
+
+def per_group(op: str, name: str, given: Any, groups: int) -> list[list[Any]] | None:
+    """Tensors for each group: from a list of lists, or a flat list or generator for a single group.
+
+    Raises:
+        TensorError: for another number of groups.
+    """
+    if given is None:
+        return None
+    items = list(given)
+    nested = [list(x) for x in items] if items and not isinstance(items[0], Tensor | type(None)) else [items]
+    if len(nested) != groups:
+        raise TensorError(f"{op}: {name} for {len(nested)} groups", f"there are {groups}", "a list for each group")
+    return nested
 
 
 class Step(Protocol):
@@ -49,13 +83,15 @@ class Step(Protocol):
 
 
 @dataclass
-class _Bucket:
+class Bucket:
     """Parameters of one group that one launch updates."""
 
+    group: int
+    part: list[int]  # positions in the group
     pick: Callable[[list[Any]], Any] | None  # from the group's gradients to the bucket's; None = all of them, in order
     step: Step
     counters: Tensor  # int64 [n]; state["step"] of each parameter is a view of its element
-    lists: list[list[Tensor]]  # parameters, then each moment
+    lists: list[list[Tensor]]  # parameters, then each moment, then copies where there are any
 
     def with_gradients(self, gradients: list[Any]) -> list[list[Any]]:
         if self.pick is not None:
@@ -72,15 +108,25 @@ class _Plan:
     identity: bytes
     epoch: int
     on_device: bool
-    buckets: list[_Bucket]
+    buckets: list[Bucket]
     without_state: Callable[[list[Any]], Any] | None  # gradients of parameters that have had none so far
+    copies: list[Any] | None
 
-    def fits(self, params: list[Tensor], gradients: list[Any], epoch: int, on_device: bool) -> bool:
+    def fits(
+        self, params: list[Tensor], gradients: list[Any], copies: list[Any] | None, epoch: int, on_device: bool
+    ) -> bool:
         """Whether the plan still holds."""
         if self.epoch != epoch or self.on_device != on_device or self.identity != identities(params):
             return False
+        if (copies is None) != (self.copies is None):
+            return False
+        if copies is not None and any(a is not b for a, b in zip(copies, self.copies or (), strict=True)):
+            return False
         rest = None if self.without_state is None else self.without_state(gradients)
         return all(x is None for x in rest) if isinstance(rest, tuple) else rest is None
+
+
+_NOTHING_GIVEN = Given()
 
 
 class TableOptimizer(torch.optim.Optimizer):
@@ -154,50 +200,67 @@ class TableOptimizer(torch.optim.Optimizer):
 
     # --- stepping ---
 
-    def _step_with(self, closure: Callable[[], Any] | None) -> Any:
+    def _step_with(self, closure: Callable[[], Any] | None, given: Given = _NOTHING_GIVEN) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._step_all()
+        self._step_all(given)
         return loss
 
     # A compiled training step breaks here and runs the kernels as they are.
     @torch._disable_dynamo  # type: ignore[attr-defined]
     @torch.no_grad()
-    def _step_all(self) -> None:
+    def _step_all(self, given: Given) -> None:
         if self.state is not self._tracked:
             self._track(self.state)
             self._epoch.value += 1
         amp = Amp(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
         eager = is_eager()  # else a mode or a transform is to see what happens
-        ready = [work for index, group in enumerate(self.param_groups) for work in self._look(index, group, amp, eager)]
-        for work in ready:
-            work()
+        work = [self._work(i, group, given) for i, group in enumerate(self.param_groups)]
+        amps = self._amps(amp, given, [gradients for _, gradients, _ in work])
+        ready = [x for i, group in enumerate(self.param_groups) for x in self._look(i, group, work[i], amps[i], eager)]
+        for launch in ready:
+            launch()
         for group in self.param_groups:
             group["step"] = group.get("step", 0) + 1
 
-    def _look(self, index: int, group: dict[str, Any], amp: Amp, eager: bool) -> list[Callable[[], None]]:
-        """Check one group and return its launches."""
+    def _work(self, index: int, group: dict[str, Any], given: Given) -> Work:
+        """Parameters of a group, their gradients and where copies of them go."""
         params = group["params"]
+        gradients = list(map(_grad_of, params)) if given.gradients is None else given.gradients[index]
+        copies = None if given.copies is None else given.copies[index]
+        for name, some in (("gradients", gradients), ("copies", copies)):
+            if some is not None and len(some) != len(params):
+                raise TensorError(
+                    f"{self.op}: {len(some)} {name} for group {index}", f"it has {len(params)} parameters", ""
+                )
+        return params, gradients, copies
+
+    def _amps(self, amp: Amp, given: Given, gradients: Sequence[list[Any]]) -> list[Amp]:
+        """What each group's gradients are divided by, and whether the step counts."""
+        return [amp] * len(gradients)
+
+    def _look(self, index: int, group: dict[str, Any], work: Work, amp: Amp, eager: bool) -> list[Callable[[], None]]:
+        """Check one group and return its launches."""
+        params, gradients, copies = work
         if not params:
             return []
         scalars, lr = self._scalars(group)
         on_device = params[0].device.type == "cuda" and (
             self._capturable or lr is not None or (amp.found_inf is not None and amp.found_inf.device.type == "cuda")
         )
-        gradients = list(map(_grad_of, params))
         if not eager:
-            return [partial(self._dispatch, params, gradients, on_device, scalars, lr, amp)]
+            return [partial(self._dispatch, work, on_device, scalars, lr, amp)]
         plan = self._plans.get(index)
-        if plan is not None and plan.fits(params, gradients, self._epoch.value, on_device):
+        if plan is not None and plan.fits(params, gradients, copies, self._epoch.value, on_device):
             try:
                 return self._launches(plan, gradients, scalars, lr, amp)
             except (TensorError, DtypeError):
                 pass  # dtype, device, size or layout changed since the plan was made: plan anew, and let that raise
         if not all(type(x) in PLAIN for x in chain(params, gradients) if x is not None):
-            return [partial(self._dispatch, params, gradients, on_device, scalars, lr, amp)]
-        plan = self._plans[index] = self._plan(params, gradients, on_device)
+            return [partial(self._dispatch, work, on_device, scalars, lr, amp)]
+        plan = self._plans[index] = self._plan(index, work, on_device)
         return self._launches(plan, gradients, scalars, lr, amp)
 
     def _launches(
@@ -206,15 +269,14 @@ class TableOptimizer(torch.optim.Optimizer):
         looked = [(bucket, bucket.step.look(bucket.with_gradients(gradients))) for bucket in plan.buckets]
         return [partial(self._launch, bucket, moved, scalars, lr, amp) for bucket, moved in looked]
 
-    def _launch(self, bucket: _Bucket, moved: int, scalars: Any, lr: Tensor | None, amp: Amp) -> None:
+    def _launch(self, bucket: Bucket, moved: int, scalars: Any, lr: Tensor | None, amp: Amp) -> None:
         bucket.step.launch(moved, bucket.counters, scalars, lr, amp)
         if not self._fixed_storage:
             updated_in_place(bucket.lists[0])
 
-    def _dispatch(
-        self, params: list[Tensor], gradients: list[Any], on_device: bool, scalars: Any, lr: Tensor | None, amp: Amp
-    ) -> None:
+    def _dispatch(self, work: Work, on_device: bool, scalars: Any, lr: Tensor | None, amp: Amp) -> None:
         """The same through ``torch.ops``, where modes, transforms and tensor subclasses have their say."""
+        params, gradients, copies = work
         lists: list[list[Tensor]] = [[] for _ in range(2 + len(self.moments))]
         steps = []
         for i, (p, g) in enumerate(zip(params, gradients, strict=True)):
@@ -231,6 +293,9 @@ class TableOptimizer(torch.optim.Optimizer):
                 kept.append(x)
         if steps:
             self._call_op(lists, steps, scalars, lr, amp)
+        for p, g, copy in zip(params, gradients, copies or (), strict=False):
+            if g is not None and copy is not None:
+                copy.copy_(p)
 
     def _scalars(self, group: Mapping[str, Any]) -> tuple[Any, Tensor | None]:
         """The group's scalars, checked when they change, and its lr where that is a tensor on a GPU."""
@@ -245,22 +310,35 @@ class TableOptimizer(torch.optim.Optimizer):
 
     # --- planning ---
 
-    def _plan(self, params: list[Tensor], gradients: list[Any], on_device: bool) -> _Plan:
+    def _plan(self, index: int, work: Work, on_device: bool) -> _Plan:
+        params, gradients, copies = work
         for i, p in enumerate(params):
             if gradients[i] is not None or len(self._tracked.get(p, ())):
                 self._check(i, gradients[i])
                 self._init_state(p)
         first_moments = [self._tracked.of(p).get(self.moments[0]) for p in params]
-        parts = groups_by_dtype(params, gradients, first_moments)
+        parts = groups_by_dtype(params, gradients, first_moments, copies)
         covered = set(chain.from_iterable(parts))
         rest = [i for i in range(len(params)) if i not in covered]
-        buckets = [self._bucket(part, params, gradients, on_device) for part in parts]
+        buckets = [self._bucket(index, part, work, on_device) for part in parts]
         without_state = itemgetter(*rest) if rest else None
-        return _Plan(list(params), identities(params), self._epoch.value, on_device, buckets, without_state)
+        epoch = self._epoch.value
+        return _Plan(
+            list(params),
+            identities(params),
+            epoch,
+            on_device,
+            buckets,
+            without_state,
+            None if copies is None else list(copies),
+        )
 
-    def _bucket(self, part: list[int], params: list[Tensor], gradients: list[Any], on_device: bool) -> _Bucket:
+    def _bucket(self, index: int, part: list[int], work: Work, on_device: bool) -> Bucket:
+        params, gradients, copies = work
         states = [self._tracked.of(params[i]) for i in part]
         lists = [[params[i] for i in part], *([s[key] for s in states] for key in self.moments)]
+        if copies is not None and copies[part[0]] is not None:
+            lists.append([copies[i] for i in part])
         device = lists[0][0].device if on_device else torch.device("cpu")
         counters = torch.tensor([int(s["step"]) for s in states], dtype=torch.int64).to(device)
         step = self._make_step([lists[0], [gradients[i] for i in part], *lists[1:]])
@@ -268,7 +346,7 @@ class TableOptimizer(torch.optim.Optimizer):
         for state, counter in zip(states, counters.unbind(), strict=True):
             state.quietly("step", counter)
         everything = part == list(range(len(params)))
-        return _Bucket(None if everything else itemgetter(*part), step, counters, lists)
+        return Bucket(index, part, None if everything else itemgetter(*part), step, counters, lists)
 
     def _check(self, index: int, g: Tensor | None) -> None:
         if g is not None and g.layout is not torch.strided:

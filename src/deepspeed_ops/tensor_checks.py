@@ -14,12 +14,19 @@ FORMATS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64:
 PLAIN = (Tensor, torch.nn.Parameter)
 
 
-def groups_by_dtype(p: Sequence[Tensor], g: Sequence[Tensor | None], m: Sequence[Tensor | None]) -> list[list[int]]:
-    """Positions of tensors with a gradient, grouped so that p, g and m have one dtype each and one device."""
+def groups_by_dtype(
+    p: Sequence[Tensor],
+    g: Sequence[Tensor | None],
+    m: Sequence[Tensor | None],
+    copies: Sequence[Tensor | None] | None = None,
+) -> list[list[int]]:
+    """Positions of tensors with a gradient, grouped so that p, g, m and copies have one dtype each and one device."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for i, (pi, gi, mi) in enumerate(zip(p, g, m, strict=True)):
         if gi is not None:
-            groups.setdefault((pi.device, pi.dtype, gi.dtype, None if mi is None else mi.dtype), []).append(i)
+            others = (mi, None if copies is None else copies[i])
+            key = (pi.device, pi.dtype, gi.dtype, *(None if x is None else x.dtype for x in others))
+            groups.setdefault(key, []).append(i)
     return list(groups.values())
 
 
@@ -71,8 +78,8 @@ def laid_out_like(op: str, index: int, g: Tensor, p: Tensor) -> Tensor:
     if g.layout is not torch.strided:
         raise TensorError(
             f"{op}: gradient {index} is sparse",
-            "Adam's moments are dense",
-            "use torch.optim.SparseAdam, or sparse=False",
+            "the kernels read dense ones",
+            "sparse=False",
         )
     if g.shape != p.shape:
         raise TensorError(

@@ -26,7 +26,7 @@ _DLPACK = {
     torch.bfloat16: 4 * 256 + 16,
     torch.float64: 2 * 256 + 64,
 }
-LISTS = ("p", "g", "m", "v")
+LISTS = ("p", "g", "m", "v", "copy")
 
 
 class _List(ctypes.Structure):
@@ -46,7 +46,7 @@ class _CollectArgs(ctypes.Structure):
         ("device", ctypes.c_int64),
         ("first_list", ctypes.c_int64),
         ("end_list", ctypes.c_int64),
-        ("list", _List * 4),
+        ("list", _List * len(LISTS)),
     ]
 
 
@@ -108,24 +108,32 @@ def device_code(device: torch.device) -> int:
 
 
 class TensorTable:
-    """Addresses of p, g and the moments, and the element counts, of ``n`` tensors: int64 ``[lists + 1][n]`` on the
-    host.
+    """Addresses of p, g, the moments and copies of p, and the element counts, of ``n`` tensors: int64
+    ``[lists + 1][n]`` on the host.
 
-    All p are of one dtype, all g, all moments, and everything is on one device. The table holds addresses only, never
-    the gradients themselves (they would outlive ``zero_grad``); every step checks them anew.
+    The tensors of a list are of one dtype, and everything is on one device. The table holds addresses only, never the
+    gradients themselves (they would outlive ``zero_grad``); every step checks them anew.
 
     Args:
         op: name for error texts.
         collect: the host library's ``collect_addresses``, or None.
-        lists: p, g and one or two moments, as the first step has them; checked.
+        lists: p, g, one or two moments, maybe copies, as the first step has them; or gradients alone. Checked.
+        names: of the lists, for error texts.
     """
 
-    def __init__(self, op: str, collect: Callable[[int], int] | None, lists: Sequence[list[Any]]) -> None:
-        p, g, m = lists[:3]
-        self.op, self.n, self.lists = op, len(p), len(lists)
+    def __init__(
+        self,
+        op: str,
+        collect: Callable[[int], int] | None,
+        lists: Sequence[list[Any]],
+        names: Sequence[str] = LISTS,
+    ) -> None:
+        p = lists[0]
+        self.op, self.n, self.lists, self.names = op, len(p), len(lists), names
         self.device = p[0].device
-        first_g = next(x for x in g if x is not None)
-        self.dtypes = (p[0].dtype, first_g.dtype, *(m[0].dtype for _ in lists[2:]))
+        # A list without any tensor in it (no copies) has no dtype: any will do.
+        firsts = [next((x for x in some if x is not None), p[0]) for some in lists]
+        self.dtypes = tuple(x.dtype for x in firsts)
         self.formats = tuple(FORMATS[d] for d in self.dtypes)
         self.host = torch.zeros((self.lists + 1, self.n), dtype=torch.int64)
         self.host[-1] = torch.tensor([x.numel() for x in p], dtype=torch.int64)
@@ -156,7 +164,7 @@ class TensorTable:
             only_gradients: the caller promises that the others are where they were.
 
         Returns:
-            A bit per list (p 1, g 2, first moment 4, second 8) in which an address changed.
+            A bit per list (p 1, g 2, first moment 4, ...) in which an address changed.
 
         Raises:
             TensorError, DtypeError: a tensor cannot be used in place, or is not what the table was made for.
@@ -183,7 +191,7 @@ class TensorTable:
 
     def _refresh_in_python(self, lists: Sequence[list[Any]]) -> int:
         p, moved = lists[0], 0
-        self.all_present = all(x is not None for x in lists[1])
+        self.all_present = self.lists == 1 or all(x is not None for x in lists[1])
         for i, tensors in enumerate(lists):
             addresses = torch.tensor([self._address(i, k, x, p[k]) for k, x in enumerate(tensors)], dtype=torch.int64)
             if not torch.equal(addresses, self.host[i]):
@@ -200,12 +208,13 @@ class TensorTable:
         rows = [i for i in range(self.lists) if i != 1]
         begin = self.host[rows].flatten()
         end = begin + torch.stack([self.host[-1] * self.dtypes[i].itemsize for i in rows]).flatten()
+        end[begin == 0] = 0  # absent
         order = begin.argsort()
         order = order[end[order] > begin[order]]  # without empty ones; if any two overlap, then two neighbours do
         shared = (begin[order[1:]] < end[order[:-1]]).nonzero()
         if shared.numel():
             found = (divmod(int(k), self.n) for k in order[int(shared[0]) :][:2])
-            names = " and ".join(f"{LISTS[rows[row]]}[{i}]" for row, i in found)
+            names = " and ".join(f"{self.names[rows[row]]}[{i}]" for row, i in found)
             raise TensorError(f"{self.op}: {names} overlap in memory", "each is updated in place", "clone one of them")
 
     def count(self, counters: Tensor) -> None:
@@ -225,7 +234,7 @@ class TensorTable:
         return self.host[1] != 0
 
     def _address(self, row: int, index: int, x: Tensor | None, p: Tensor) -> int:
-        name = LISTS[row]
+        name = self.names[row]
         if x is None:
             return 0
         if not is_plain(x):

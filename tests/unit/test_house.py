@@ -23,6 +23,7 @@ SERVE = sorted((ROOT / "src" / "deepspeed_ops").rglob("*.py"))
 FACE = sorted((ROOT / "src" / "deepspeed").rglob("*.py"))
 SPECS = sorted(p for p in (ROOT / "op_builder" / "ops").glob("*.py") if p.name != "__init__.py")
 NATIVE = sorted(p for p in (ROOT / "csrc").rglob("*") if p.suffix in {".cpp", ".cu", ".cuh", ".h"})
+FACE_BUILDERS = "src/deepspeed/ops/op_builder"
 LAZY = {"rich", "pynvml", "tvm_ffi"}
 DECIDE_MAY = {"packaging", "filelock", "ninja", "tomli", *LAZY}
 
@@ -250,7 +251,7 @@ def test_an_op_is_complete(op: str) -> None:
     spec = all_specs()[op]
     missing = [s for s in (*spec.host, *spec.device) if not (ROOT / "csrc" / s).is_file()]
     assert not missing
-    assert (ROOT / "csrc" / op).is_dir()
+    assert (ROOT / "csrc" / op).is_dir() is not spec.python_only
     assert list((ROOT / "tests").rglob(f"test_{op}*.py")), f"tests/ops/test_{op}.py"
     assert f"## {op}" in (ROOT / "docs" / "ops.md").read_text(encoding="utf-8"), "run: make gen"
 
@@ -295,7 +296,10 @@ def test_no_machine_paths_and_no_registry_hosts() -> None:
 def test_names_say_what_is_inside() -> None:
     """Fault: a room where everything is put that has no name."""
     banned = {"utils", "util", "misc", "helpers", "helper", "common2", "stuff"}
-    assert not [name(p) for _, p in tracked() if banned & {part.split(".")[0] for part in p.relative_to(ROOT).parts}]
+    # DeepSpeed calls an op "utils"; its name is an interface.
+    called = {f"op_builder/ops/{op}.py" for op in all_specs()} | {f"{FACE_BUILDERS}/{op}.py" for op in all_specs()}
+    paths = [p for _, p in tracked() if name(p) not in called]
+    assert not [name(p) for p in paths if banned & {part.split(".")[0] for part in p.relative_to(ROOT).parts}]
 
 
 def test_length_of_files_and_functions() -> None:

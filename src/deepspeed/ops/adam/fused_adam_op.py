@@ -2,19 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from deepspeed._lazy import op_functions
 
-from deepspeed_ops.op_builder.spec import get_spec
-
-_SPEC = get_spec("fused_adam")
-
-
-def __getattr__(name: str) -> Any:
-    if name in _SPEC.functions:
-        return getattr(importlib.import_module(_SPEC.face).module(), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_SPEC.functions})
+__getattr__, __dir__ = op_functions(__name__, "fused_adam")
