@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 import torch
-from reference import U, Hyper, _constant, _exact, _Number
+from reference import Hyper, U, _constant, _exact, _Number
 from torch import Tensor
 
 

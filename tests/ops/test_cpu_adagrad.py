@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from compare import Mismatch, assert_bits, assert_close
+from deepspeed_ops.op_builder.errors import DtypeError, TensorError, UsageError
 from raw import BF16, COMBINATIONS, F16, F32, combination_id
 from raw_tables import cloned, made, step_tables
 from reference_optimizers import adagrad
@@ -15,7 +16,6 @@ from deepspeed_ops.adagrad import DeepSpeedCPUAdagrad
 from deepspeed_ops.adagrad_step import CpuAdagradStep
 from deepspeed_ops.cpu_adagrad import adagrad_update, create_adagrad, destroy_adagrad
 from deepspeed_ops.cpu_op import simd_levels
-from deepspeed_ops.op_builder.errors import DtypeError, TensorError, UsageError
 
 LEVELS = ("scalar", "avx2", "avx512")
 at_every_level = pytest.mark.parametrize("level", LEVELS, indirect=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from compare import Mismatch, assert_bits, assert_close
+from deepspeed_ops.op_builder.errors import DtypeError, TensorError, UsageError
 from raw import BF16, COMBINATIONS, F16, F32, combination_id
 from raw_tables import cloned, made, step_tables
 from reference_optimizers import lion
@@ -13,7 +14,6 @@ from torch import Tensor
 from deepspeed_ops.cpu_lion import create_lion, destroy_lion, lion_update
 from deepspeed_ops.cpu_op import simd_levels
 from deepspeed_ops.lion_step import CpuLionStep
-from deepspeed_ops.op_builder.errors import DtypeError, TensorError, UsageError
 
 LEVELS = ("scalar", "avx2", "avx512")
 at_every_level = pytest.mark.parametrize("level", LEVELS, indirect=True)

@@ -24,9 +24,9 @@ from deepspeed_ops.op_builder.targets import Target
 from deepspeed_ops.op_builder.toolchain import Nvcc, Nvrtc, Toolchain, discover_gpu
 from torch.nn import Parameter
 
-from deepspeed_ops import adam_op, fused_adam, fused_adam_launch, tensor_table
+from deepspeed_ops import fused_adam, launch, table_op, tensor_table
 from deepspeed_ops.adam import FusedAdam
-from deepspeed_ops.fused_adam_launch import PythonLauncher
+from deepspeed_ops.launch import PythonLauncher
 
 OP = "fused_adam"
 TARGETS = sorted(
@@ -57,8 +57,8 @@ def build(target: Target, compiler: Nvcc | Nvrtc, root: Path) -> bytes:
 
 def steps_with(monkeypatch: pytest.MonkeyPatch, launcher: Any) -> list[torch.Tensor]:
     """What a launcher makes of fixed inputs: every kernel, dtype and way of counting."""
-    monkeypatch.setattr(fused_adam_launch, "launcher", lambda: launcher)
-    adam_op._tables.clear()
+    monkeypatch.setattr(launch, "launcher", lambda op: launcher)
+    table_op._tables.clear()
     rng = torch.Generator().manual_seed(3)
     results = []
     for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
@@ -82,7 +82,7 @@ def steps_with(monkeypatch: pytest.MonkeyPatch, launcher: Any) -> list[torch.Ten
         results.append(flag)
     assert [int(r) for r in results if r.dtype is torch.int32] == [0, 1] * 4
     torch.cuda.synchronize()
-    adam_op._tables.clear()
+    table_op._tables.clear()
     return results
 
 
@@ -100,7 +100,7 @@ def assert_equal(got: list[torch.Tensor], expected: list[torch.Tensor], same_pow
 @pytest.fixture
 def normal(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.Tensor]]:
     """Results of the launcher that users get."""
-    real = fused_adam_launch.launcher()
+    real = launch.launcher(OP)
     assert not isinstance(real, PythonLauncher), "the host library did not build"
     yield steps_with(monkeypatch, real)
 
@@ -108,13 +108,13 @@ def normal(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.Tensor]]:
 @pytest.mark.gpu
 def test_python_launcher_gives_equal_bits(normal: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault: a structure of the kernel's parameters that is laid out otherwise in Python, or other scalars."""
-    assert_equal(steps_with(monkeypatch, PythonLauncher()), normal)
+    assert_equal(steps_with(monkeypatch, PythonLauncher(OP)), normal)
 
 
 @pytest.mark.gpu
 def test_without_the_exchange_table(normal: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault: the checks in Python, which torch before 2.9 gets, accept or pack something else."""
-    real = fused_adam_launch.launcher()
+    real = launch.launcher(OP)
     monkeypatch.setattr(tensor_table, "can_collect", lambda: False)
     assert_equal(steps_with(monkeypatch, real), normal)
 
@@ -131,7 +131,7 @@ def test_ptx_of_every_arch(
     found = compilers_of(target, Nvrtc, driver.version)
     if not found:
         pytest.skip(f"no NVRTC here makes {target.code}; see ci/matrix.toml for one that does")
-    launcher = PythonLauncher()
+    launcher = PythonLauncher(OP)
     launcher._kernels[0] = Kernels(build(target, found[0], tmp_path), 0)
     assert_equal(steps_with(monkeypatch, launcher), normal, same_pow=False)
 
@@ -148,6 +148,6 @@ def test_cubin_of_every_compiler_here(
     if not found:
         pytest.skip(f"no {kind.__name__.lower()} here makes {target.code}")
     for compiler in found:
-        launcher = PythonLauncher()
+        launcher = PythonLauncher(OP)
         launcher._kernels[0] = Kernels(build(target, compiler, tmp_path), 0)
         assert_equal(steps_with(monkeypatch, launcher), normal, same_pow=False)
