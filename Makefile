@@ -27,7 +27,7 @@ demo: $(VENV)/.demo ## install, report, train a real classifier, write demo.png
 	$(PY) -m deepspeed_ops.demo
 
 test: $(VENV)/.test tools ## every test that this machine can run
-	DS_TEST_NVRTC=$${DS_TEST_NVRTC:-$(VENV)/nvrtc} $(PY) -X warn_default_encoding -m pytest $(PYTEST_FLAGS) tests
+	DS_TEST_NVRTC=$${DS_TEST_NVRTC:-$(abspath $(VENV))/nvrtc} $(PY) -X warn_default_encoding -m pytest $(PYTEST_FLAGS) tests
 
 lint: $(VENV)/.test ## ruff, mypy --strict, shellcheck, generated files, the rules of the house
 	$(PY) -m ruff check .
