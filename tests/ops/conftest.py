@@ -61,3 +61,8 @@ def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 def device(request: pytest.FixtureRequest) -> torch.device:
     """The CPU, and a GPU where there is one."""
     return torch.device(request.param)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The marker of tests that need tens of gigabytes."""
+    config.addinivalue_line("markers", "large: needs tens of gigabytes of GPU memory")

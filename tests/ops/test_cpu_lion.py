@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from compare import Mismatch, assert_bits, assert_close
+from deepspeed_ops.op_builder.errors import DtypeError, TensorError, UsageError
 from raw import BF16, COMBINATIONS, F16, F32, combination_id
 from raw_tables import cloned, made, step_tables
 from reference_optimizers import lion
@@ -13,7 +14,6 @@ from torch import Tensor
 from deepspeed_ops.cpu_lion import create_lion, destroy_lion, lion_update
 from deepspeed_ops.cpu_op import simd_levels
 from deepspeed_ops.lion_step import CpuLionStep
-from deepspeed_ops.op_builder.errors import DtypeError, TensorError, UsageError
 
 LEVELS = ("scalar", "avx2", "avx512")
 at_every_level = pytest.mark.parametrize("level", LEVELS, indirect=True)
@@ -66,7 +66,7 @@ def test_the_comparison_sees_broken_kernels(rng: torch.Generator) -> None:
 @at_every_level
 @pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
 def test_a_zero_update_moves_nothing(dtype: torch.dtype, level: str) -> None:
-    """Fault: copysign(lr, 0) moves every element that has no gradient by lr (DeepSpeed, on CPU one way, on GPU another)."""
+    """Fault: copysign(lr, 0) moves elements without gradient by lr (DeepSpeed: on CPU one way, on GPU the other)."""
     p = torch.tensor([1.5, -2.0, 0.0, -0.0] * 9, dtype=dtype)
     for zero in (0.0, -0.0):
         t = [p.clone(), torch.full_like(p, zero), torch.full_like(p, zero, dtype=F32)]

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 from compare import assert_bits, assert_close
+from deepspeed_ops.op_builder.errors import DtypeError, UsageError
 from emulator import EmulatedLauncher, build, count_on_device, pretend_gpu
 from raw import BF16, F16, F32
 from reference_optimizers import LambHyper, lamb
 from torch import Tensor
 
 from deepspeed_ops import adam_scalars, adam_step, clip_grad_norm, lamb_step, lion_step
-from deepspeed_ops.op_builder.errors import DtypeError, UsageError
 from deepspeed_ops.table_optimizer import Amp
 
 F64 = torch.float64
@@ -158,7 +158,9 @@ def test_lion(
     for _ in range(3):
         run(step, mine, counters[0], scalars)
         run(theirs, others, counters[1], scalars)
-    assert torch.equal(*counters) and all(int(c) == 3 for c, n, i in zip(counters[0], SIZES, range(99), strict=False) if n and i != 5)
+    assert torch.equal(*counters) and all(
+        int(c) == 3 for c, n, i in zip(counters[0], SIZES, range(99), strict=False) if n and i != 5
+    )
     compare(mine, others)
 
 
