@@ -1,4 +1,4 @@
-"""GPU kernels on the CPU: an op's .cu file compiled by the host compiler (native/emulator.h) behind the launcher's face.
+"""GPU kernels on the CPU: an op's .cu file compiled by g++ (native/emulator.h), behind the launcher's face.
 
 So the kernels, the structures that Python fills and the order of launches are tested on machines without a GPU.
 """

@@ -97,11 +97,12 @@ class LambResult:
 
 
 def _stored(x: _Number, dtype: torch.dtype) -> _Number:
-    """With the error of being kept in a narrower format."""
+    """As a narrower format keeps it; where float32 was on the other side of a rounding boundary, one step of it off."""
     if dtype not in (torch.float16, torch.bfloat16):
         return x
     info = torch.finfo(dtype)
-    return _Number(x.value, x.error + (info.eps / 2 * x.value.abs() + info.smallest_normal * info.eps) / U)
+    kept = x.value.to(dtype).to(torch.float64)
+    return _Number(kept, x.error + (info.eps / 2 * x.value.abs() + info.smallest_normal * info.eps) / U)
 
 
 def lamb(p: Tensor, g: Tensor, m: Tensor, v: Tensor, step: int, h: LambHyper) -> LambResult:
@@ -119,7 +120,7 @@ def lamb(p: Tensor, g: Tensor, m: Tensor, v: Tensor, step: int, h: LambHyper) ->
     ratio, ratio_scale = 1.0, 0.0
     if p_norm and u_norm:
         ratio = min(max(p_norm / u_norm, h.min_coeff), h.max_coeff)
-        # Two sums of squares in a tree of float32 (20 roundings at most, halved by the root), u's own error, a division.
+        # Two sums of squares in a tree of float32 (20 roundings at most, halved by the root), u's error, a quotient.
         ratio_scale = 24.0 + float((u.value.abs() * u.error).sum()) / u_norm**2
     size = h.lr
     if h.bias_correction:

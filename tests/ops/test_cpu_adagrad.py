@@ -1,4 +1,4 @@
-"""cpu_adagrad against the float64 reference: dtypes x SIMD levels x sizes, sparse rows, what must not change the bits."""
+"""cpu_adagrad against the float64 reference: dtypes x SIMD levels x sizes, sparse rows, what must not change bits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def step(tensors: list[list[Tensor]], level: str = "", threads: int = 1, **scala
 def test_against_float64(
     combination: tuple[torch.dtype, ...], weight_decay: float, level: str, rng: torch.Generator
 ) -> None:
-    """Fault: a wrong tail or conversion; weight decay in the sum alone; a gradient overwritten (DeepSpeed does both)."""
+    """Fault: a wrong tail or conversion; weight decay in the sum alone; a gradient overwritten (both DeepSpeed)."""
     for n in SIZES:
         t = made(n, combination, rng, positive=True)
         before = cloned(t)
@@ -61,7 +61,7 @@ def test_the_comparison_sees_broken_kernels(rng: torch.Generator) -> None:
 
 @at_every_level
 def test_special_values_propagate(level: str) -> None:
-    """Fault: a masked lane or a fast instruction that loses NaN, infinity or a denormal. 0 / (0 + 0) is NaN: eps is 0."""
+    """Fault: a masked lane or a fast instruction that loses NaN, infinity or a denormal. 0 / (0 + 0) is NaN."""
     inf, nan = float("inf"), float("nan")
     values = torch.tensor([0.0, -0.0, 1.0, -1.0, inf, -inf, nan, 1e-39, 1e18])
     p, g, v = (x.contiguous() for x in torch.cartesian_prod(values, values, values.abs()).unbind(1))
@@ -145,7 +145,7 @@ def test_sparse_rows_equal_dense_rows(dtype: torch.dtype, weight_decay: float, r
 
 
 def test_sparse_equals_torch(rng: torch.Generator) -> None:
-    """Fault: another formula than torch.optim.Adagrad's, over steps; one- and two-dimensional indices; dense ones between."""
+    """Fault: another formula than torch.optim.Adagrad's, over steps; indices of one and two dimensions."""
     start = torch.randn(20, 6, generator=rng)
     a, b = Parameter(start.clone()), Parameter(start.double())
     ours, theirs = DeepSpeedCPUAdagrad([a], lr=0.1), torch.optim.Adagrad([b], lr=0.1)

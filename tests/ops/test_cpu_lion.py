@@ -66,7 +66,7 @@ def test_the_comparison_sees_broken_kernels(rng: torch.Generator) -> None:
 @at_every_level
 @pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
 def test_a_zero_update_moves_nothing(dtype: torch.dtype, level: str) -> None:
-    """Fault: copysign(lr, 0) moves every element that has no gradient by lr (DeepSpeed, on CPU one way, on GPU another)."""
+    """Fault: copysign(lr, 0) moves elements without gradient by lr (DeepSpeed: on CPU one way, on GPU the other)."""
     p = torch.tensor([1.5, -2.0, 0.0, -0.0] * 9, dtype=dtype)
     for zero in (0.0, -0.0):
         t = [p.clone(), torch.full_like(p, zero), torch.full_like(p, zero, dtype=F32)]

@@ -1,4 +1,4 @@
-"""Structures that Python fills and kernels read: the compiler's own layout, field by field; and every target compiles."""
+"""Structures that Python fills and kernels read: the compiler's layout, field by field; every target compiles."""
 
 from __future__ import annotations
 
@@ -48,11 +48,8 @@ def asserts(name: str, structure: Any) -> list[str]:
     """Static assertions that a C++ type is laid out as a ctypes structure; arrays and nested ones by their start."""
     lines = [f'static_assert(sizeof({name}) == {ctypes.sizeof(structure)}, "size of {name}");']
     for field, *_ in structure._fields_:
-        cpp = {"step_size": "step.step_size", "inv_sqrt_bias2": "step.inv_sqrt_bias2"}.get(field, field)
-        if name.startswith("AdamScalars"):
-            cpp = "step.decay" if field == "decay" else cpp
-        else:
-            cpp = field
+        nested = name.startswith("AdamScalars") and field in ("step_size", "inv_sqrt_bias2", "decay")
+        cpp = f"step.{field}" if nested else field
         offset = getattr(structure, field).offset
         lines.append(f'static_assert(__builtin_offsetof({name}, {cpp}) == {offset}, "{name}.{field}");')
     return lines
@@ -97,7 +94,7 @@ def test_structures_agree_with_the_compiler(op: str, compilers: dict[tuple[int, 
     newest = compilers[max(compilers)]
     compiled(op, newest, "-arch=sm_90", "\n".join(lines))
     broken = lines[0].replace(" == ", " == 8 + ")
-    with pytest.raises(Exception, match="static assertion|size of"):
+    with pytest.raises(Exception, match=r"static assertion|size of"):
         compiled(op, newest, "-arch=sm_90", broken)
 
 
@@ -111,7 +108,7 @@ def test_blocks_and_segments_agree() -> None:
 
 @pytest.mark.parametrize("op", GPU_OPS)
 def test_every_target_of_the_matrix_compiles(op: str, compilers: dict[tuple[int, int], Nvrtc]) -> None:
-    """Fault: an instruction or a builtin that an older architecture or compiler lacks; a kernel missing in the image."""
+    """Fault: an instruction or a builtin that an older architecture or compiler lacks; a kernel missing in an image."""
     spec = get_spec(op)
     lowest = tuple(spec.min_sm or (0, 0))
     tried = 0
