@@ -14,7 +14,8 @@ from deepspeed_ops.adagrad_step import AdagradScalars, SparseRows, checked, make
 from deepspeed_ops.cpu_optimizer import CpuOptimizer
 from deepspeed_ops.fused_optimizer import refuse_amsgrad
 from deepspeed_ops.registry import updated_in_place
-from deepspeed_ops.table_optimizer import Amp, Step, Work
+from deepspeed_ops.step_inputs import Amp
+from deepspeed_ops.table_optimizer import Step, Work
 
 
 class DeepSpeedCPUAdagrad(CpuOptimizer):

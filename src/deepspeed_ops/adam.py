@@ -14,7 +14,8 @@ from deepspeed_ops.adam_step import CpuStep, fill_host, make_step
 from deepspeed_ops.cpu_optimizer import CpuOptimizer
 from deepspeed_ops.fused_optimizer import FusedOptimizer, refuse_amsgrad
 from deepspeed_ops.op_builder.errors import UsageError
-from deepspeed_ops.table_optimizer import Amp, Step, TableOptimizer
+from deepspeed_ops.step_inputs import Amp
+from deepspeed_ops.table_optimizer import Step, TableOptimizer
 
 
 class _Adam(TableOptimizer):

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from deepspeed_ops.op_builder.errors import TensorError
-from deepspeed_ops.table_optimizer import Given, Step, TableOptimizer, per_group
+from deepspeed_ops.step_inputs import Given, per_group
+from deepspeed_ops.table_optimizer import Step, TableOptimizer
 
 
 class CpuOptimizer(TableOptimizer):

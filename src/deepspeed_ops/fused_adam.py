@@ -18,8 +18,8 @@ from deepspeed_ops.device_table import DeviceTable
 from deepspeed_ops.launch import BLOCK, Launch, table_type
 from deepspeed_ops.op_builder.errors import DtypeError, TensorError, UsageError
 from deepspeed_ops.registry import register, updated_in_place
+from deepspeed_ops.step_inputs import Amp
 from deepspeed_ops.table_op import update_
-from deepspeed_ops.table_optimizer import Amp
 from deepspeed_ops.tensor_checks import FORMATS
 
 OP = "fused_adam"

@@ -14,8 +14,8 @@ from deepspeed_ops import launch
 from deepspeed_ops.lion_step import checked, make_step
 from deepspeed_ops.op_builder.errors import TensorError, UsageError
 from deepspeed_ops.registry import register
+from deepspeed_ops.step_inputs import Amp
 from deepspeed_ops.table_op import update_
-from deepspeed_ops.table_optimizer import Amp
 
 OP = "fused_lion"
 

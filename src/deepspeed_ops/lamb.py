@@ -14,7 +14,8 @@ from deepspeed_ops.fused_optimizer import refuse_amsgrad
 from deepspeed_ops.lamb_step import LambScalars, checked, make_step
 from deepspeed_ops.op_builder.errors import UsageError
 from deepspeed_ops.scalar_checks import not_negative
-from deepspeed_ops.table_optimizer import Amp, Bucket, Given, Step, TableOptimizer, per_group
+from deepspeed_ops.step_inputs import Amp, Given, per_group
+from deepspeed_ops.table_optimizer import Bucket, Step, TableOptimizer
 
 
 class FusedLamb(TableOptimizer):

@@ -13,7 +13,7 @@ from torch import Tensor
 from deepspeed_ops.launch import BLOCK, Control, real
 from deepspeed_ops.op_builder.errors import DtypeError, UsageError
 from deepspeed_ops.scalar_checks import not_negative, two_betas
-from deepspeed_ops.table_optimizer import Amp
+from deepspeed_ops.step_inputs import Amp
 from deepspeed_ops.table_step import DeviceStep, Lists, TableStep
 from deepspeed_ops.tensor_table import TensorTable
 

@@ -12,7 +12,8 @@ from deepspeed_ops import cpu_lion, fused_lion
 from deepspeed_ops.cpu_optimizer import CpuOptimizer
 from deepspeed_ops.fused_optimizer import FusedOptimizer
 from deepspeed_ops.lion_step import LionScalars, checked, make_step
-from deepspeed_ops.table_optimizer import Amp, Step, TableOptimizer
+from deepspeed_ops.step_inputs import Amp
+from deepspeed_ops.table_optimizer import Step, TableOptimizer
 
 
 class _Lion(TableOptimizer):

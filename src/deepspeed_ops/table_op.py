@@ -15,7 +15,7 @@ from torch import Tensor
 
 from deepspeed_ops.op_builder.errors import TensorError, UsageError
 from deepspeed_ops.registry import updated_in_place
-from deepspeed_ops.table_optimizer import Amp
+from deepspeed_ops.step_inputs import Amp
 from deepspeed_ops.table_step import Lists
 from deepspeed_ops.tensor_checks import groups_by_dtype
 

@@ -22,7 +22,7 @@ from deepspeed_ops.device_table import DeviceTable
 from deepspeed_ops.launch import PREPARE_BLOCK, Control, Launch, Prepare, table_type
 from deepspeed_ops.op_builder import loader
 from deepspeed_ops.op_builder.errors import DtypeError, TensorError, UsageError
-from deepspeed_ops.table_optimizer import Amp
+from deepspeed_ops.step_inputs import Amp
 from deepspeed_ops.tensor_checks import FORMATS
 from deepspeed_ops.tensor_table import TensorTable
 

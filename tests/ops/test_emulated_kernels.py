@@ -15,7 +15,7 @@ from reference_optimizers import LambHyper, lamb
 from torch import Tensor
 
 from deepspeed_ops import adam_scalars, adam_step, clip_grad_norm, lamb_step, lion_step
-from deepspeed_ops.table_optimizer import Amp
+from deepspeed_ops.step_inputs import Amp
 
 F64 = torch.float64
 SIZES = (1, 0, 3, 4, 5, 511, 512, 513, 1027, 4096, 0, 2)

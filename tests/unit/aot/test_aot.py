@@ -19,6 +19,7 @@ from op_builder.matrix import load
 from op_builder.plan import PartPlan
 from op_builder.process import platform_facts
 from op_builder.settings import Settings
+from op_builder.spec import all_specs
 from op_builder.store import Part, Store
 from op_builder.targets import Target, ship_set
 from op_builder.toolchain import FFI, HostCompiler, Nvcc, Nvrtc, Problem, Toolchain, discover_host
@@ -218,3 +219,27 @@ def test_a_toy_is_really_built(tmp_path: Path) -> None:
     assert (tmp_path / "parts" / built.path).stat().st_size == built.size
     assert said == [f"toy {platform_facts().platform}: {built.compiler}"]
     assert len(Store(tmp_path / "parts").parts("toy")) == 1
+
+
+@pytest.mark.parametrize("name", sorted(all_specs()))
+def test_every_ops_own_variable(name: str, tmp_path: Path, compiled: list[PartPlan]) -> None:
+    """Fault: a variable that another op answers to, or that does nothing. 1 builds this op alone, 0 leaves it out."""
+    spec = all_specs()[name]
+    env = {"TORCH_CUDA_ARCH_LIST": "9.0"}
+    home = Path(aot.HOME)
+
+    def built(**more: str) -> tuple[set[tuple[str, str]], Report]:
+        compiled.clear()
+        settings = Settings.read({**env, **more, "TORCH_EXTENSIONS_DIR": str(tmp_path / "jit")})
+        tools = with_gpu(nvrtc(13, 0))
+        parts = tmp_path / f"parts{len(more)}"
+        report = build_ahead(parts, settings, LINUX, home=home, toolchain=tools, fetch=False)
+        return {(p.op, p.kind) for p in compiled}, report
+
+    wanted = {(name, kind) for kind, sources in (("host", spec.host), ("device", spec.device)) if sources}
+    parts, report = built(**{spec.env_var: "1"})
+    assert parts == wanted
+    assert any(name in note for note in report.notes) is spec.python_only
+    parts, report = built(**{spec.env_var: "0", "DS_BUILD_OPS": "1"})
+    assert name not in {op for op, _ in parts} and len(parts) > 1
+    assert [(s.op, s.why) for s in report.skipped] == [(name, f"{spec.env_var}=0")]

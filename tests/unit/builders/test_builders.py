@@ -57,7 +57,8 @@ def test_every_spec_has_its_builder_under_deepspeeds_name() -> None:
         assert type(builder) is cls
         assert (builder.NAME, builder.BUILD_VAR, builder.name) == (name, spec.env_var, name)
         assert builder.absolute_name() == spec.absolute_name
-        assert issubclass(cls, CUDAOpBuilder) and issubclass(cls, TorchCPUOpBuilder) == (not spec.device)
+        assert issubclass(cls, OpBuilder) and issubclass(cls, CUDAOpBuilder) is not spec.python_only
+        assert issubclass(cls, TorchCPUOpBuilder) is (bool(spec.host) and not spec.device)
         assert all((builders.HOME / source).is_file() for source in builder.sources())
         assert (builders.HOME / builder.include_paths()[0]).is_dir()
 

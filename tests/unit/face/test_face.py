@@ -22,7 +22,11 @@ def python(code: str, *flags: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    "module", ["deepspeed", "deepspeed_ops", "deepspeed.ops", "deepspeed.ops.adam", "deepspeed.ops.op_builder"]
+    "module",
+    [
+        *("deepspeed", "deepspeed_ops", "deepspeed.ops", "deepspeed.ops.op_builder", "deepspeed.ops.utils_op"),
+        *("deepspeed.ops.adam", "deepspeed.ops.adagrad", "deepspeed.ops.lion", "deepspeed.ops.lamb"),
+    ],
 )
 def test_import_does_nothing(module: str) -> None:
     """Fault: an import that probes, prints, starts compilers or drags torch in (12 to 24 s elsewhere)."""
@@ -140,3 +144,39 @@ def test_multi_tensor_apply_passes_everything_on() -> None:
 
     got = MultiTensorApply(7)(lambda *args: args, "flag", [[1], [2]], 0.5, True)
     assert got == (7, "flag", [[1], [2]], 0.5, True)
+
+
+@pytest.mark.parametrize(
+    ("path", "names"),
+    [
+        ("adam", ["FusedAdam", "DeepSpeedCPUAdam"]),
+        ("adagrad", ["DeepSpeedCPUAdagrad"]),
+        ("adagrad.cpu_adagrad", ["DeepSpeedCPUAdagrad"]),
+        ("lion", ["FusedLion", "DeepSpeedCPULion"]),
+        ("lion.fused_lion", ["FusedLion"]),
+        ("lion.cpu_lion", ["DeepSpeedCPULion"]),
+        ("lamb", ["FusedLamb"]),
+        ("lamb.fused_lamb", ["FusedLamb"]),
+        ("lion.multi_tensor_apply", ["MultiTensorApply"]),
+    ],
+)
+def test_optimizers_under_deepspeeds_paths(path: str, names: list[str]) -> None:
+    """Fault: ``from deepspeed.ops.lion import FusedLion`` fails, or gives another class than ours."""
+    import importlib
+
+    module = importlib.import_module(f"deepspeed.ops.{path}")
+    ours = {"multi_tensor_apply": "multi_tensor_apply"}.get(path.rpartition(".")[2], path.partition(".")[0])
+    for name in names:
+        assert getattr(module, name) is getattr(importlib.import_module(f"deepspeed_ops.{ours}"), name)
+
+
+def test_every_op_has_its_compiled_modules_path_and_its_builders() -> None:
+    """Fault: an op whose ``absolute_name()`` cannot be imported, or lacks a function that ``load()`` offers."""
+    import importlib
+
+    from deepspeed_ops.op_builder.spec import all_specs
+
+    for name, spec in all_specs().items():
+        assert set(spec.functions) <= set(dir(importlib.import_module(spec.absolute_name))), name
+        builder = importlib.import_module(f"deepspeed.ops.op_builder.{name}")
+        assert name == getattr(builder, spec.builder).NAME
