@@ -7,12 +7,13 @@ release than the driver would be refused by it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,22 @@ from .targets import Target, capability_of
 
 _SUCCESS, _COMPILATION = 0, 6
 _LOCK = threading.Lock()
+
+
+@contextlib.contextmanager
+def _kept_locale() -> Iterator[None]:
+    """NVRTC 12.1 leaves the calling thread in the "C" locale, where Python's ``open()`` reads ASCII: put it back."""
+    try:
+        uselocale = ctypes.CDLL(None).uselocale
+    except (OSError, AttributeError, TypeError):  # Windows: no such function, and no such fault
+        yield
+        return
+    uselocale.restype, uselocale.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    before = uselocale(None)
+    try:
+        yield
+    finally:
+        uselocale(before)
 
 
 class NvrtcFailed(CompileFailed):
@@ -92,7 +109,8 @@ class NvrtcLibrary:
         self._check(made, "nvrtcCreateProgram")
         try:
             argv = (ctypes.c_char_p * len(options))(*(o.encode() for o in options))
-            status = library.nvrtcCompileProgram(program, len(options), argv)
+            with _kept_locale():
+                status = library.nvrtcCompileProgram(program, len(options), argv)
             log = self._text(program, "nvrtcGetProgramLog", "nvrtcGetProgramLogSize")
             if status != _SUCCESS:
                 raise self._failure(status, name, target, options, log)

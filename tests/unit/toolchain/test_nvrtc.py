@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import locale
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -64,6 +65,18 @@ def test_target_among_the_options(nvrtc: dict[tuple[int, int], Nvrtc]) -> None:
     assert read_gpu(image).target == Target(9, 0, "sass", "a")
     with pytest.raises(ArchListError, match="no GPU target"):
         library.compile(SOURCE, "k.cu", HEADERS, ["--fmad=true"])
+
+
+def test_the_locale_survives(nvrtc: dict[tuple[int, int], Nvrtc]) -> None:
+    """Fault: after a JIT build, every later open() without an encoding reads ASCII (NVRTC 12.1 leaves the C locale)."""
+    before = locale.setlocale(locale.LC_CTYPE)
+    try:
+        locale.setlocale(locale.LC_CTYPE, "C.UTF-8")
+        for one in nvrtc.values():
+            open_nvrtc(one).compile(SOURCE, "k.cu", HEADERS, (), target=Target(8, 0))
+            assert locale.nl_langinfo(locale.CODESET) == "UTF-8", one.version
+    finally:
+        locale.setlocale(locale.LC_CTYPE, before)
 
 
 def test_equal_input_gives_equal_bytes(nvrtc: dict[tuple[int, int], Nvrtc]) -> None:

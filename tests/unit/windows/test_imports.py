@@ -64,5 +64,5 @@ def test_imports_open_no_text_in_the_locales_encoding() -> None:
 def test_the_warning_about_encodings_is_an_error_here() -> None:
     """Fault: the rule is switched off, and nobody notices."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    assert '"error::EncodingWarning"' in text
+    assert '"error::EncodingWarning:(deepspeed|op_builder|' in text
     assert "-X warn_default_encoding -m pytest" in (ROOT / "Makefile").read_text(encoding="utf-8")
