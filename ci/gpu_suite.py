@@ -1,7 +1,7 @@
 """Run what CI cannot on a machine with a GPU, and write the record: ``python ci/gpu_suite.py OUT [STEP...]``.
 
 Steps: ``tests`` (marker gpu), ``large`` (more than 2^31 elements), ``cpu`` (the op tests on this host's SIMD levels),
-``memcheck`` and ``racecheck`` (compute-sanitizer over the GPU tests of the kernels), ``bench``. Default: all of them.
+``memcheck`` and ``racecheck`` (compute-sanitizer over ci/sanitizer_workload.py), ``bench``. Default: all of them.
 ``OUT`` gets one log a step, the benchmarks' JSON, and ``gpu_suite.json``: a record a step, to be appended to
 ``benchmarks/results/gpu_suite.json`` with :func:`benchmarks.record.save`.
 """
@@ -19,14 +19,14 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-# Graph captures and child processes are left out of the sanitizer runs: it does not follow them.
-SANITIZED = ["tests/ops", "-m", "gpu and not large", "-k", "not graph and not capture and not compile and not child"]
+SANITIZER = ["compute-sanitizer", "--error-exitcode=9"]
+WORKLOAD = [sys.executable, str(ROOT / "ci" / "sanitizer_workload.py")]
 STEPS: dict[str, tuple[list[str], int]] = {
     "tests": ([*PYTEST, "tests", "-m", "gpu and not large"], 240),
     "large": ([*PYTEST, "tests/ops", "-m", "large"], 120),
     "cpu": ([*PYTEST, "tests/ops", "-m", "not gpu", "-k", "level or cpu_adam or conversion"], 240),
-    "memcheck": (["compute-sanitizer", "--tool=memcheck", "--error-exitcode=9", *PYTEST, *SANITIZED], 420),
-    "racecheck": (["compute-sanitizer", "--tool=racecheck", "--error-exitcode=9", *PYTEST, *SANITIZED], 420),
+    "memcheck": ([*SANITIZER, "--tool=memcheck", *WORKLOAD], 240),
+    "racecheck": ([*SANITIZER, "--tool=racecheck", *WORKLOAD], 240),
     "bench": ([sys.executable, "-m", "benchmarks"], 300),
 }
 
