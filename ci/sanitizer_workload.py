@@ -1,6 +1,6 @@
 """What compute-sanitizer watches: every GPU op on small, odd and empty tensors of every dtype, eager and capturable.
 
-``compute-sanitizer --tool=memcheck python ci/sanitizer_workload.py``, and ``--tool=racecheck``: ci/gpu_suite.py does both.
+``compute-sanitizer --tool=memcheck python ci/sanitizer_workload.py``, and ``--tool=racecheck`` (ci/gpu_suite.py).
 """
 
 from __future__ import annotations
