@@ -1,5 +1,5 @@
-"""fused_adam, fused_lion, fused_lamb, clip_grad_norm without a GPU: kernels, structures and the order of launches on the
-CPU (emulator.py)."""
+"""fused_adam, fused_lion, fused_lamb, clip_grad_norm without a GPU: kernels, structures and order of launches on the CPU
+(emulator.py)."""
 
 from __future__ import annotations
 
