@@ -104,8 +104,8 @@ def _checked(op: str, p: Tensor, g: Tensor, moments: dict[str, Tensor]) -> list[
             )
     updated = {"params": p, **moments}
     if len({x.dtype for x in moments.values()}) > 1:
-        found = " and ".join(f"{name} is {x.dtype}" for name, x in moments.items())
-        raise DtypeError(f"{op}: {found}", "expected one dtype", "")
+        (first, x), (second, y) = moments.items()
+        raise DtypeError(f"{op}: {first} is {x.dtype} and {second} {y.dtype}", "expected one dtype", "")
     runs = sorted((x.data_ptr(), x.data_ptr() + x.nbytes, name) for name, x in updated.items() if x.numel())
     for (_, end, first), (begin, _, second) in pairwise(runs):
         if begin < end:

@@ -1,4 +1,5 @@
-"""GPU kernels, the structures they are given and the order of launches, on the CPU (emulator.py): no GPU needed."""
+"""fused_adam, fused_lion, fused_lamb, clip_grad_norm without a GPU: kernels, structures and order of launches on the CPU
+(emulator.py)."""
 
 from __future__ import annotations
 
