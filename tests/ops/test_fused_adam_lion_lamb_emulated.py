@@ -1,4 +1,4 @@
-"""fused_adam, fused_lion, fused_lamb, clip_grad_norm without a GPU: kernels, structures and order of launches on the CPU
+"""fused_adam, fused_lion, fused_lamb, clip_grad_norm without a GPU: kernels, structures, order of launches on the CPU
 (emulator.py)."""
 
 from __future__ import annotations
