@@ -6,7 +6,7 @@ import argparse
 import importlib
 from pathlib import Path
 
-NAMES = ("startup", "cpu_adam", "cpu_lion", "cpu_adagrad", "fused_adam", "fused_lion", "fused_lamb")
+NAMES = ("startup", "cpu_adam", "cpu_lion", "cpu_adagrad", "fused_adam", "fused_lion", "fused_lamb", "convergence")
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -155,12 +156,54 @@ def numbers_page() -> str:
     for file in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
         newest = {(r["case"], r.get("dtype"), r.get("device")): r for r in json.loads(file.read_text("utf-8"))}
         timed = [r for r in newest.values() if r.get("ours_us") or r.get("seconds")]
-        if not timed or file.stem == "gpu_suite":
+        if not timed or file.stem in ("gpu_suite", "convergence"):
             continue
         rows = [number_row(r) for r in timed]
         head = ["case", "dtype", "ours", "of ceiling", "peers", "device", "commit"]
         lines += [f"## {file.stem}", "", table(head, rows)]
     return "\n".join(lines)
+
+
+def convergence_page() -> str:
+    """The losses of benchmarks/results/convergence.json, drawn."""
+    lines = [
+        MD + "# Convergence",
+        "",
+        "A small classifier of scikit-learn's digits, 1,000 steps on the CPU from equal seeds, loss over all data on a",
+        "logarithmic scale: ours in blue over the plain formula in torch in grey (torch's own AdamW and Adagrad; Lion",
+        "and LAMB as their papers write them). Written by `python -m benchmarks convergence`.",
+        "",
+    ]
+    path = ROOT / "benchmarks" / "results" / "convergence.json"
+    newest = {r["case"]: r for r in json.loads(path.read_text("utf-8"))} if path.exists() else {}
+    for name, run in newest.items():
+        ends = f"loss after the last step: {run['ours'][-1]:.5f}, plain formula {run['plain'][-1]:.5f}"
+        lines += [f"## {name}", "", curves(run["plain"], run["ours"]), "", f"{ends} (commit {run['commit']}).", ""]
+    return "\n".join(lines)
+
+
+def curves(plain: list[float], ours: list[float], width: int = 640, height: int = 220) -> str:
+    """Two curves over a logarithmic axis as SVG."""
+    low = math.floor(math.log10(min(*plain, *ours)))
+    high = math.ceil(math.log10(max(*plain, *ours)))
+
+    def points(values: list[float]) -> str:
+        steps = max(1, len(values) - 1)
+        at = [(50 + (width - 60) * i / steps, v) for i, v in enumerate(values)]
+        return " ".join(f"{x:.1f},{10 + (height - 40) * (high - math.log10(v)) / (high - low):.1f}" for x, v in at)
+
+    grid = []
+    for power in range(low, high + 1):
+        y = 10 + (height - 40) * (high - power) / (high - low)
+        grid.append(f'<line x1="50" y1="{y:.1f}" x2="{width - 10}" y2="{y:.1f}" stroke="#ccc"/>')
+        grid.append(f'<text x="44" y="{y + 4:.1f}" text-anchor="end" font-size="12" fill="#777">1e{power}</text>')
+    middle = f'x="{width / 2}" y="{height - 8}" text-anchor="middle" font-size="12" fill="#777"'
+    label = f"<text {middle}>steps 0 to 1,000</text>"
+    lines = [
+        f'<polyline points="{points(plain)}" fill="none" stroke="#b8bcc4" stroke-width="6"/>',
+        f'<polyline points="{points(ours)}" fill="none" stroke="#1f6feb" stroke-width="2"/>',
+    ]
+    return f'<svg viewBox="0 0 {width} {height}" width="{width}">' + "".join([*grid, label, *lines]) + "</svg>"
 
 
 def number_row(record: dict[str, Any]) -> list[str]:
@@ -230,6 +273,7 @@ FILES: dict[str, Callable[[], str]] = {
     "docs/errors.md": errors_page,
     "docs/matrix.md": matrix_page,
     "docs/numbers.md": numbers_page,
+    "docs/convergence.md": convergence_page,
     "docs/windows.md": windows_page,
     "environment.yml": environment,
     ".github/workflows/windows.yml": workflow,
