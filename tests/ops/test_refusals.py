@@ -226,7 +226,7 @@ def test_adam_update_refuses() -> None:
         ((p, torch.ones(5), m, v), TensorError, r"shape \(5,\)"),
         ((p, g, torch.ones(5), v), TensorError, r"exp_avg has shape \(5,\)"),
         ((p, g, m, torch.ones(2, 2)), TensorError, r"exp_avg_sq has shape \(2, 2\)"),
-        ((p, g, m, v.half()), DtypeError, "exp_avg is torch.float32 and exp_avg_sq is torch.float16"),
+        ((p, g, m, v.half()), DtypeError, "exp_avg is torch.float32 and exp_avg_sq torch.float16"),
         ((p.double(), g, m, v), DtypeError, "float64"),
         ((p, g.to_sparse(), m, v), (TensorError, DtypeError), "sparse"),
         ((p, g.to("meta"), m, v), TensorError, "meta"),

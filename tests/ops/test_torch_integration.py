@@ -335,7 +335,7 @@ def test_a_mode_sees_the_optimizer(cls: Any) -> None:
 # ---- autograd ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["FusedAdam", "DeepSpeedCPUAdam", "adam_update", *OPS])
+@pytest.mark.parametrize("way", ["FusedAdam", "DeepSpeedCPUAdam", "adam_update", *ADAM_OPS])
 def test_version_counters(way: str) -> None:
     """Fault: a parameter saved for backward is changed by a step and autograd does not notice: wrong gradients."""
     w = Parameter(torch.ones(4))
