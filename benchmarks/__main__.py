@@ -6,7 +6,17 @@ import argparse
 import importlib
 from pathlib import Path
 
-NAMES = ("startup", "cpu_adam", "cpu_lion", "cpu_adagrad", "fused_adam", "fused_lion", "fused_lamb", "convergence")
+NAMES = (
+    "startup",
+    "cpu_adam",
+    "cpu_lion",
+    "cpu_adagrad",
+    "fused_adam",
+    "fused_lion",
+    "fused_lamb",
+    "convergence",
+    "cpu_pairs",
+)
 
 
 def main() -> None:
