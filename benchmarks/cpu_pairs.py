@@ -2,9 +2,9 @@
 
 ``DS_BENCH_DEEPSPEED=PYTHON python -m benchmarks cpu_pairs``, where PYTHON has DeepSpeed installed.
 
-Where memory lands differs from process to process and moves either side by up to 40 %, so one process each proves nothing:
-each pair is measured ROUNDS times, in turn, by the same script (deepspeed_peer.py; both packages have the same module
-paths), and the medians over the rounds are compared.
+Where memory lands differs from process to process and moves either side by up to 40 %, so one process each proves
+nothing: each pair is measured ROUNDS times, in turn, by the same script (deepspeed_peer.py; both packages have the same
+module paths), and the medians over the rounds are compared.
 """
 
 from __future__ import annotations
