@@ -1,12 +1,13 @@
 """Thin by design: what the parts are and how they are built is op_builder's work, what wheels are called is
-``deepspeed_ops.wheel``'s. Everything static stands in ``pyproject.toml``."""
+``deepspeed_ops.wheel``'s, what each distribution holds ``deepspeed_ops.distributions``'. Everything static stands in
+``pyproject.toml``."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import Distribution, find_packages, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
@@ -18,10 +19,27 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from deepspeed_ops.op_builder.errors import OpsError
 
-from deepspeed_ops import version, wheel
+from deepspeed_ops import distributions, version, wheel
 
 VERSION = version.of_tree(ROOT)
 DATA_ONLY = ("deepspeed_ops.csrc", "deepspeed_ops.ci")
+try:
+    ASKED = distributions.asked()
+except OpsError as exc:
+    sys.exit(f"error: {exc}")
+
+
+class OpsDistribution(Distribution):
+    """What ``pyproject.toml`` says, under the name of the distribution asked for."""
+
+    def parse_config_files(self, *args, **kwargs):
+        super().parse_config_files(*args, **kwargs)
+        self.metadata.name = ASKED.name
+        if not ASKED.alone:
+            self.entry_points = {}
+            self.install_requires = [f"{distributions.DISTRIBUTIONS['deepspeed-ops'].name}=={VERSION.version}"]
+            self.extras_require = {}
+            self._finalize_requires()  # setuptools normalises requirements once, at the end of the method above
 
 
 class Build(build):
@@ -40,7 +58,7 @@ class BuildPy(build_py):
         if not self.editable_mode:
             wheel.clean_build_lib(Path(self.build_lib))
         super().run()
-        if not self.editable_mode:
+        if not self.editable_mode and "deepspeed_ops" in ASKED.tops:
             wheel.write_version(Path(self.build_lib), VERSION)
 
 
@@ -58,15 +76,15 @@ class BuildExt(build_ext):
 
     def run(self):
         here = ROOT if self.inplace else Path(self.build_lib) / "deepspeed_ops"
-        if getattr(self.distribution, "parts_built_in", None) == here:
-            return  # `build_ext -j8 bdist_wheel` and `install` come here twice
+        if "deepspeed_ops" not in ASKED.tops or getattr(self.distribution, "parts_built_in", None) == here:
+            return  # names have no parts; `build_ext -j8 bdist_wheel` and `install` come here twice
         self.distribution.parts_built_in = here
         try:
             ready = Path(self.parts).absolute() if self.parts else None
             wheel.build_parts(here / "parts", jobs=int(self.parallel) if self.parallel else None, ready=ready)
         except OpsError as exc:
             sys.exit(f"error: {exc}")
-        if not self.inplace:
+        if not self.inplace and ASKED == distributions.WHOLE:
             wheel.write_git_version_info(Path(self.build_lib), VERSION)
 
     def get_outputs(self):
@@ -111,12 +129,9 @@ if __name__ == "__main__":
     version.save_build_string(ROOT)
     setup(
         version=VERSION.version,
-        packages=[
-            *find_packages("src"),
-            "deepspeed_ops.op_builder",
-            "deepspeed_ops.op_builder.ops",
-            *DATA_ONLY,
-        ],
+        packages=ASKED.holds(
+            [*find_packages("src"), "deepspeed_ops.op_builder", "deepspeed_ops.op_builder.ops", *DATA_ONLY]
+        ),
         package_dir={
             "": "src",
             "deepspeed_ops.op_builder": "op_builder",
@@ -130,6 +145,7 @@ if __name__ == "__main__":
             "deepspeed_ops.ci": ["matrix.toml"],
         },
         include_package_data=False,
+        distclass=OpsDistribution,
         cmdclass={
             "build": Build,
             "build_py": BuildPy,
