@@ -158,6 +158,10 @@ def _describe(part: PartPlan, file: Path) -> Manifest:
     return replace(asked, **facts_as_fields(library))
 
 
+# What linkers read behind the command line's back. LD_RUN_PATH, which conda's build tools set, would put a RUNPATH with a
+# folder of the build machine into every library.
+_UNSEEN = frozenset({"LD_RUN_PATH"})
+
 # --- host parts ---------------------------------------------------------------------------------------------------
 
 
@@ -170,7 +174,8 @@ def _compile_host(part: PartPlan, shop: Workshop, kept: Path, settings: Settings
         (shop.scratch / "build.ninja").write_text(ninja_text(steps), encoding="utf-8")
     jobs = min(job_count(settings), len(steps))
     extra = dict(part.compiler.env) if isinstance(part.compiler, HostCompiler) else {}
-    code, output = _run([str(ninja), "-v", "-j", str(jobs)], shop.scratch, {**settings.env, **extra})
+    env = {k: v for k, v in settings.env.items() if k not in _UNSEEN} | extra
+    code, output = _run([str(ninja), "-v", "-j", str(jobs)], shop.scratch, env)
     if code != 0:
         _fail(part, _failed_command(output) or steps[0].argv, code, output, kept)
 

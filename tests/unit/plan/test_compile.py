@@ -68,11 +68,12 @@ def test_a_library_needs_little_and_says_so(tmp_path: Path, tools: Toolchain) ->
 
 
 def test_equal_sources_give_equal_bytes(tmp_path: Path, tools: Toolchain) -> None:
-    """Fault: a path of the build machine inside the library."""
-    parts = [
-        build_part(host_part(toy_home(tmp_path / n), tools), Store(tmp_path / n / "s"), SETTINGS, None, tools.ninja)
-        for n in ("one", "another")
-    ]
+    """Fault: a path of the build machine inside the library, by __FILE__ or by LD_RUN_PATH (as conda builds set it)."""
+    parts = []
+    for name in ("one", "another"):
+        settings = Settings.read({**SETTINGS.env, "LD_RUN_PATH": str(tmp_path / name / "lib")})
+        home, store = toy_home(tmp_path / name), Store(tmp_path / name / "s")
+        parts.append(build_part(host_part(home, tools), store, settings, None, tools.ninja))
     assert parts[0].manifest == parts[1].manifest
     assert str(tmp_path).encode() not in parts[0].path.read_bytes()
 
