@@ -125,7 +125,12 @@ def arch_row(tables: Matrix, arch: Arch) -> list[str]:
 
 
 def environment() -> str:
-    """``environment.yml``: a conda environment to work in; torch and its CUDA come as conda-forge has them."""
+    """``environment.yml``: a conda environment to work in; torch and its CUDA come as conda-forge has them.
+
+    With the tools of every kind of build: packages (conda-build, rattler-build), GPU code (cuda-nvcc), I/O (libaio,
+    liburing) and images (the docker client; the engine is the system's). apache-tvm-ffi comes from PyPI: that
+    conda-forge has it is not known here.
+    """
     tables = matrix.load()
     newest = list(tables.torch_pythons)[-1]
     python = tables.torch_pythons[newest][-2]
@@ -137,6 +142,11 @@ def environment() -> str:
         f"  - python={python}",
         f"  - pytorch>={tables.torch_minimum}",
         *(f"  - {p}" for p in ("cxx-compiler", "filelock", "make", "ninja", "packaging", "pip", "rich", "setuptools")),
+        *(f"  - {p}" for p in ("conda-build", "rattler-build", "docker-cli")),
+        "  # Linux only: on another system remove these three lines.",
+        f"  - cuda-nvcc>={dotted(conda.ship_releases(tables)[0])}",
+        "  - libaio",
+        "  - liburing",
         "  - pip:",
         f"      - {tables.ffi_package}>={tables.ffi_minimum},<{tables.ffi_below}",
         "      - -e .[demo,test,lint]",

@@ -158,8 +158,8 @@ def _describe(part: PartPlan, file: Path) -> Manifest:
     return replace(asked, **facts_as_fields(library))
 
 
-# What linkers read behind the command line's back. LD_RUN_PATH, which conda's build tools set, would put a RUNPATH with a
-# folder of the build machine into every library.
+# What linkers read behind the command line's back. LD_RUN_PATH, which conda's build tools set, would put a folder of the
+# build machine into every library as its RUNPATH.
 _UNSEEN = frozenset({"LD_RUN_PATH"})
 
 # --- host parts ---------------------------------------------------------------------------------------------------

@@ -60,6 +60,8 @@ def host_parts(settings: Settings) -> Iterator[PartPlan]:
     """The host library of every op."""
     host = target_host(settings.env)
     problems: list[Problem] = []
+    if not settings.cxx and host.system != "windows":  # conda's compilers set it; the system's own is not asked
+        raise CompilerMissing("no C++ compiler of conda's is here", "CXX is not set", "")
     compiler = find_host_compiler(settings, host, runner(settings), problems)
     ffi = find_ffi(host, site_packages(Path(settings.env["PREFIX"]), host))
     if isinstance(ffi, Problem):
@@ -88,7 +90,12 @@ def gpu_parts(settings: Settings) -> Iterator[PartPlan]:
     text = settings.env.get("cuda_compiler_version", "")
     tables = matrix.load()
     release = tables.release(matrix.parse_version(text)).release
-    tools = discover_gpu(settings, HostFacts("linux", "x86_64", "glibc"), paths=sys.path)
+    found_here = discover_gpu(settings, HostFacts("linux", "x86_64", "glibc"), paths=sys.path)
+    own = Path(settings.env["BUILD_PREFIX"]).resolve()
+    tools = Toolchain(  # a toolkit of the system's is not asked
+        nvcc=tuple(c for c in found_here.nvcc if own in c.path.resolve().parents),
+        nvrtc=tuple(c for c in found_here.nvrtc if own in c.library.resolve().parents),
+    )
     found = False
     for spec in all_specs().values():
         wanted = targets_for(spec, Settings.read({}), None)

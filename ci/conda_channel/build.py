@@ -79,14 +79,8 @@ def refuse_unknown_cuda(variants: VariantConfig, path: Path) -> None:
             raise UsageError(f"{path}: cuda_compiler_version {value} is unknown", why, "make gen")
 
 
-def build(place: Place, made: Iterable[RenderedVariant], out: Path, system: str = "/usr/bin:/bin") -> Outcome:
+def build(place: Place, made: Iterable[RenderedVariant], out: Path) -> Outcome:
     """Build rendered variants into a channel, each seeing those before it.
-
-    Args:
-        place: the stand-ins.
-        made: what to build.
-        out: the channel.
-        system: folders with the system's programs.
 
     Raises:
         OpBuildError: one failed; what it printed stands above.
@@ -96,7 +90,7 @@ def build(place: Place, made: Iterable[RenderedVariant], out: Path, system: str 
     for variant in made:
         name = variant.recipe.package.name
         try:
-            with environment(place, system):
+            with environment(place):
                 done = variant.run_build(
                     tool_config=ToolConfiguration(test_strategy="skip", compression_threads=2),
                     output_dir=out,
@@ -140,7 +134,7 @@ def cross_build(place: Place, target: str, more: Sequence[Path], out: Path) -> N
 
 def end_of_log(out: Path, lines: int = 25) -> str:
     """What the script of a build said last; rattler-build keeps it in the folder it worked in."""
-    logs = sorted(out.glob("bld/*/work/conda_build.log"), key=lambda p: p.stat().st_mtime)
+    logs = sorted((out / "bld").rglob("conda_build.log"), key=lambda p: p.stat().st_mtime)
     return "\n".join(logs[-1].read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]) if logs else ""
 
 

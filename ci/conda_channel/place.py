@@ -72,13 +72,8 @@ def index(channel: Path) -> None:
 
 
 @contextlib.contextmanager
-def environment(place: Place, system: str = "/usr/bin:/bin") -> Iterator[None]:
-    """What rattler-build shall see, since it reads the process's own environment: patchelf and the system, no more.
-
-    Args:
-        place: for tools and cache.
-        system: folders with the system's programs.
-    """
+def environment(place: Place) -> Iterator[None]:
+    """What rattler-build shall see, since it reads the process's own environment: patchelf and the system, no more."""
     kept = dict(os.environ)
     for name in [n for n in kept if n.startswith(_FOREIGN)]:
         del os.environ[name]
