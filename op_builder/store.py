@@ -79,6 +79,21 @@ def verify(part: Part) -> None:
     part.manifest.verify(part.path)
 
 
+def inspect(part: Part) -> None:
+    """As :func:`verify`, for those who only look: the access time, by which old parts are told, stays as it was.
+
+    Raises:
+        CorruptPart: the file is absent, or its size or digest differs.
+    """
+    before: os.stat_result | None = None
+    with contextlib.suppress(OSError):
+        before = part.path.stat()
+    verify(part)
+    if before is not None:
+        with contextlib.suppress(OSError):
+            os.utime(part.path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
 @contextlib.contextmanager
 def store_errors(root: Path) -> Iterator[None]:
     """Turn what a file system refuses into a :class:`StoreError` that names the store and the way out."""
@@ -184,7 +199,7 @@ class Store:
                 if winner is not None:
                     self._files.remove_tree(shop.part)
                     return winner
-                self._move_away(final)
+                self.discard(final)
             else:
                 _fsync(final.parent)
                 return Part(final / filename, manifest, self.origin)
@@ -210,12 +225,14 @@ class Store:
             return Unreadable(path, self.origin, str(exc))
         return Part(path.parent / manifest.filename, manifest, self.origin)
 
-    def _move_away(self, folder: Path) -> None:
-        """Free a final path that holds no valid part; a reader who has it open keeps its file."""
+    def discard(self, folder: Path) -> bool:
+        """Free a final path by one rename, then delete; a reader who has a file open keeps it. False: it is held."""
         target = self.root / ".work" / f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
         with contextlib.suppress(OSError):
+            target.parent.mkdir(parents=True, exist_ok=True)
             self._files.rename(folder, target)
             self._files.remove_tree(target)
+        return not folder.exists()
 
     def _sweep(self) -> None:
         work = self.root / ".work"

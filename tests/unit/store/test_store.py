@@ -89,7 +89,7 @@ def test_a_loser_who_cannot_see_the_winner_uses_its_private_copy(
     store = Store(tmp_path)
     put(store, host_manifest())
     monkeypatch.setattr(Store, "find", lambda *args: None)
-    monkeypatch.setattr(Store, "_move_away", lambda *args: None)
+    monkeypatch.setattr(Store, "discard", lambda *args: None)
     part = put(store, host_manifest(), b"mine")
     assert ".work" in part.path.parts
     assert part.path.read_bytes() == b"mine"
@@ -348,3 +348,24 @@ def test_a_part_says_where_it_came_from(tmp_path: Path) -> None:
     (part,) = Store(tmp_path, "share").parts("toy")
     assert isinstance(part, Part) and part.origin == "share"
     assert dataclasses.replace(part, origin="jit") == Store(tmp_path).parts("toy")[0]
+
+
+def test_a_death_is_seen_on_a_mount_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault (NFS): where no lock can be had, a part that kills its process kills every later one too."""
+    import filelock
+
+    def no_locks(self: object, *args: object, **kwargs: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(filelock.FileLock, "acquire", no_locks)
+    child = os.fork() if hasattr(os, "fork") else pytest.skip("os.fork is missing: the death cannot be staged")
+    if child == 0:
+        with Marks(tmp_path).first_use("abc"):
+            os._exit(9)
+    os.waitpid(child, 0)
+    with Marks(tmp_path).first_use("abc") as verdict:
+        assert verdict == DIED
+        with Marks(tmp_path).first_use("abc") as second:  # the writer of the mark is this process, and lives
+            assert second == BUSY
+    with Marks(tmp_path).first_use("abc") as verdict:
+        assert verdict == KNOWN
