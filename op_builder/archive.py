@@ -116,7 +116,7 @@ def read_archive(path: Path, known: Callable[[str], object] = lambda op: None) -
             return tuple(_packed(archive, str(path), known))
     except FileNotFoundError as exc:
         raise UsageError(f"cannot open {path}", str(exc), "ds_ops export OP -o FILE writes one") from exc
-    except (zipfile.BadZipFile, EOFError, NotImplementedError, OSError, RuntimeError, ValueError, KeyError) as exc:
+    except (zipfile.BadZipFile, EOFError, OSError, RuntimeError, ValueError, KeyError) as exc:
         if isinstance(exc, OpsError):
             raise
         raise _corrupt(path, f"{type(exc).__name__}: {exc}") from exc

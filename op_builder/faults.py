@@ -56,6 +56,13 @@ def part_of_another_platform(found: str, here: str) -> Problem:
     return Problem("the part is of another platform", f"made for {found}, this is {here}", fix)
 
 
+def mount_forbids_loading(why: str) -> str:
+    """The fix where a loader's message means a mount without the right to execute; empty for every other message."""
+    if "failed to map segment from shared object" not in why or "memory" in why.lower():
+        return ""
+    return "its mount is noexec: remount it with exec, or move the part (DS_OPS_PATH, TORCH_EXTENSIONS_DIR)"
+
+
 def path_is_too_long(path: str, length: int | None = None) -> Problem:
     """A path that cl, link and the DLL loader do not get through, whatever Windows is set to."""
     found = len(path) if length is None else length

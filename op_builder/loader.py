@@ -124,12 +124,7 @@ class Loader:
     # --- deciding ---
 
     def resolution(
-        self,
-        op: str,
-        device: Device | None = None,
-        driver_cuda: tuple[int, int] | None = None,
-        *,
-        looked: bool = True,
+        self, op: str, device: Device | None = None, driver_cuda: tuple[int, int] | None = None, *, looked: bool = True
     ) -> Resolution:
         """What would be chosen now, with the whole trace; builds and loads nothing. ``looked``: also for compilers."""
         spec = self.spec_of(op)
@@ -139,7 +134,7 @@ class Loader:
         return self._resolve(spec, device, host, want, self._marks(device, host), looked)
 
     def quarantine(self, part: Part, why: str) -> None:
-        """Never offer a host library again on this machine; :meth:`resolution` then tells why."""
+        """Never offer a host library again on this machine."""
         self._marks(None, self.host).quarantine(part.manifest.sha256, why)
 
     def _with_driver(self, cuda: tuple[int, int] | None) -> HostFacts:
@@ -236,8 +231,10 @@ class Loader:
                 raise self._refuse(part, marks, f"{type(exc).__name__}: {exc}") from exc
 
     def _refuse(self, part: Part, marks: Marks, why: str) -> LoadFailed:
-        marks.quarantine(part.manifest.sha256, why)
-        return LoadFailed(f"{part.path} does not load", why, "")
+        fix = faults.mount_forbids_loading(why)
+        if not fix:  # else it is the mount's fault: the same part loads from elsewhere
+            marks.quarantine(part.manifest.sha256, why)
+        return LoadFailed(f"{part.path} does not load", why, fix)
 
 
 def _read_image(part: Part, marks: Marks) -> bytes:

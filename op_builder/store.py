@@ -306,15 +306,16 @@ def _is_ours(root: Path) -> bool:
 
 
 def _writable(root: Path) -> str:
-    """Empty where files can be made under ``root``, else the reason."""
+    """Empty where libraries can be made under ``root`` and loaded from it, else the reason."""
     probe = root / f".probe-{os.getpid()}-{uuid.uuid4().hex[:8]}"
     try:
         root.mkdir(parents=True, exist_ok=True)
         probe.touch()
         probe.unlink()
+        forbids = os.statvfs(root).f_flag & os.ST_NOEXEC if hasattr(os, "statvfs") and hasattr(os, "ST_NOEXEC") else 0
     except OSError as exc:
         return f"{type(exc).__name__}: {exc}"
-    return ""
+    return "it is mounted noexec, so no library can be loaded from it" if forbids else ""
 
 
 def jit_store(settings: Settings) -> Store:
@@ -330,7 +331,7 @@ def jit_store(settings: Settings) -> Store:
     if settings.extensions_dir is not None:
         root = settings.extensions_dir.absolute() / _OURS
         if why := _writable(root):
-            raise StoreError(f"TORCH_EXTENSIONS_DIR={settings.extensions_dir} cannot be written", why, fix)
+            raise StoreError(f"TORCH_EXTENSIONS_DIR={settings.extensions_dir} cannot hold built parts", why, fix)
         return Store(root)
     base = default_extensions_dir(settings.env)
     why = _writable(base / _OURS) if base else "no home folder is known (HOME is unset, this user has no passwd entry)"

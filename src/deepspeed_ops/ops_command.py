@@ -122,7 +122,8 @@ def build(session: Session, options: argparse.Namespace) -> int:
     from deepspeed_ops.op_builder.toolchain import discover
 
     settings, host = session.settings, session.host
-    tools, store, parts = discover(settings, host), jit_store(settings), []
+    tools, store = discover(settings, host), jit_store(settings)
+    parts: list[Part] = []
     here = sorted({Target(*device.capability) for device in host.devices})
     for spec in chosen(options.ops):
         if spec.python_only:
@@ -168,11 +169,11 @@ def export(session: Session, options: argparse.Namespace) -> int:
     """Write the parts that would be loaded here into one file."""
     from deepspeed_ops import version
     from deepspeed_ops.op_builder.archive import export_parts
-    from deepspeed_ops.op_builder.inventory import inventory
+    from deepspeed_ops.op_builder.inventory import Entry, inventory
 
     specs = chosen(options.ops)
     entries = inventory(session.loader, specs, session.host.devices)
-    usable = {}
+    usable: dict[tuple[str, str], Entry] = {}
     for entry in entries:
         # Of several stores the first counts, as in the search; GPU parts go along whichever GPU is here.
         fits = entry.state == "ok" or (entry.state == "unfit" and entry.kind == "device")
@@ -233,8 +234,6 @@ def gc(session: Session, options: argparse.Namespace) -> int:
 
 # --- the command line ---------------------------------------------------------------------------------------------
 
-_NEEDS_OPS = {"nargs": "*", "metavar": "OP", "help": "names of ops; default: all"}
-
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
@@ -248,7 +247,7 @@ def parser() -> argparse.ArgumentParser:
         made_here = commands.add_parser(name, help=text, description=text, parents=[common])
         made_here.set_defaults(run=run)
         if ops:
-            made_here.add_argument("ops", **_NEEDS_OPS)
+            made_here.add_argument("ops", nargs="*", metavar="OP", help="names of ops; default: all")
         return made_here
 
     add("list", list_parts)

@@ -25,15 +25,16 @@ def adamw(p: Tensor, g: Tensor, state: State, step: int) -> Tensor:
     m = state["m"] = 0.9 * state.get("m", torch.zeros_like(p)) + 0.1 * g
     v = state["v"] = 0.999 * state.get("v", torch.zeros_like(p)) + 0.001 * g * g
     update = (m / (1 - 0.9**step)) / ((v / (1 - 0.999**step)).sqrt() + EPS)
-    return p * (1 - LR * WEIGHT_DECAY) - LR * update
+    moved: Tensor = p * (1 - LR * WEIGHT_DECAY) - LR * update
+    return moved
 
 
 def lion(p: Tensor, g: Tensor, state: State, step: int) -> Tensor:
     """Chen et al. 2023, algorithm 2."""
     m = state.get("m", torch.zeros_like(p))
-    update = (0.9 * m + 0.1 * g).sign()
+    moved: Tensor = p * (1 - LR * WEIGHT_DECAY) - LR * (0.9 * m + 0.1 * g).sign()
     state["m"] = 0.99 * m + 0.01 * g
-    return p * (1 - LR * WEIGHT_DECAY) - LR * update
+    return moved
 
 
 def adagrad(p: Tensor, g: Tensor, state: State, step: int) -> Tensor:
