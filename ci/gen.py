@@ -268,7 +268,13 @@ def workflow() -> str:
     return windows_ci.workflow(COMMAND, matrix.load())
 
 
+def report_schema() -> str:
+    """The schema of ``ds_report --json`` where the site serves it: the package's own file."""
+    return (ROOT / "src" / "deepspeed_ops" / "ds_report.schema.json").read_text(encoding="utf-8")
+
+
 FILES: dict[str, Callable[[], str]] = {
+    "docs/ds_report.schema.json": report_schema,
     "docs/ops.md": ops_page,
     "docs/errors.md": errors_page,
     "docs/matrix.md": matrix_page,

@@ -51,7 +51,8 @@ def lamb(p: Tensor, g: Tensor, state: State, step: int) -> Tensor:
     u = m / (v.sqrt() + EPS) + WEIGHT_DECAY * p
     ratio = (p.norm() / u.norm()).clamp(0.01, 10.0)
     size = LR * math.sqrt(1 - 0.999**step) / (1 - 0.9**step)
-    return p - size * ratio * u
+    moved: Tensor = p - size * ratio * u
+    return moved
 
 
 def values(count: int, phase: int) -> Tensor:
