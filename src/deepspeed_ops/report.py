@@ -321,3 +321,7 @@ def check(report: Report, names: Sequence[str]) -> int:
 def cli_main() -> None:
     """Entry point of ``ds_report`` and ``dsr``."""
     raise SystemExit(main(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    cli_main()
