@@ -122,9 +122,10 @@ def install(order: Order) -> Facts:
     for other in installed(order["rivals"]):  # another distribution of the same import names
         if said := pip(order, "uninstall", "-y", other):
             return {"error": said}
-    # pip takes the old files away itself, and puts them back if the new ones cannot be written.
+    # pip takes the old files away itself, and puts them back if the new ones cannot be written. It leaves an
+    # installation of the same version alone unless it is forced, and forced it would install torch anew, too.
     extras = f"[{order['extras']}]" if order["extras"] else ""
-    said = pip(order, "install", "--no-deps", "--force-reinstall", str(wheel))
+    said = pip(order, "install", "--no-deps", "--force-reinstall", str(wheel)) if installed(order["names"]) else ""
     said = said or pip(order, "install", f"{wheel}{extras}")
     if said:
         return {"error": said}

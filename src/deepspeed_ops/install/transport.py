@@ -153,14 +153,14 @@ class Pdsh(Ssh):
                 continue
             found = self._all("pdcp", hosts, [str(file), folder], lambda host: None)
             # pdcp must be installed on the other side, too.
-            rest.update({h: folder for h in hosts if found[h].code and "not found" in found[h].text})
+            rest.update({h: folder for h in hosts if found[h].code in (126, 127) or "not found" in found[h].text})
             out.update({h: found[h] for h in hosts if h not in rest})
         for host in out:
             done(host)
         return {**out, **super().copy(rest, file, done)}
 
     def _all(self, program: str, hosts: Sequence[str], arguments: Sequence[str], done: Done) -> dict[str, Outcome]:
-        argv = [program, "-R", "ssh", "-S", "-f", str(max(1, len(hosts))), "-w", ",".join(hosts), *arguments]
+        argv = [program, "-R", "ssh", "-f", str(max(1, len(hosts))), "-w", ",".join(hosts), *arguments]
         env = {**os.environ, "PDSH_SSH_ARGS_APPEND": " ".join(self.options), "LC_ALL": "C.UTF-8"}
         said: dict[str, list[str]] = {host: [] for host in hosts}
         codes: dict[str, int] = {}
@@ -181,11 +181,14 @@ class Pdsh(Ssh):
                     done(host)
 
         code, rest = stream(argv, env, self.timeout_s, read)
-        # pdcp tells of failures only; pdsh tells every host's own status, and a host without one was lost.
-        missing = 255 if program == "pdsh" else (0 if code == 0 else None)
+        # pdsh tells every host's status, and one without was lost. pdcp tells of failures only, host by host; if it
+        # failed as a whole it says so once.
+        silent = 255 if program == "pdsh" or code < 0 else code
+        if program == "pdcp" and codes:
+            silent = 0
         out = {}
         for host in hosts:
-            status = codes.get(host, missing if missing is not None else (255 if said[host] or code < 0 else 0))
+            status = codes.get(host, 1 if program == "pdcp" and said[host] else silent)
             out[host] = Outcome(status, "\n".join(said[host]) or (rest if status else ""))
         return out
 
