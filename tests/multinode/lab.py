@@ -158,13 +158,14 @@ class Lab:
         log = (self.nodes[name].root / "sshd.log").read_text(encoding="utf-8")
         raise AssertionError(f"{name} does not come up: {done.stdout}\n{log}")
 
-    def stop(self, name: str) -> None:
-        """Pull a host's plug: every process of it dies at once, and its network with it."""
+    def stop(self, name: str, *, silent: bool = False) -> None:
+        """Every process of a host dies at once. ``silent``: its plug was pulled, so no packet tells of that."""
         node = self.nodes[name]
         if not node.pid:
             return
         mine = net_of(node.pid)
-        run("ip", "link", "set", name, "down", check=False)
+        if silent:
+            run("ip", "link", "set", name, "down", check=False)
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 try:

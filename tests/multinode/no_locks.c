@@ -1,4 +1,5 @@
 // Preloaded into a builder: a mount where every lock is refused, as NFS without lockd refuses it.
+#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
