@@ -56,11 +56,10 @@ def part_of_another_platform(found: str, here: str) -> Problem:
     return Problem("the part is of another platform", f"made for {found}, this is {here}", fix)
 
 
-def mount_forbids_loading(why: str) -> str:
-    """The fix where a loader's message means a mount without the right to execute; empty for every other message."""
-    if "failed to map segment from shared object" not in why or "memory" in why.lower():
-        return ""
-    return "its mount is noexec: remount it with exec, or move the part (DS_OPS_PATH, TORCH_EXTENSIONS_DIR)"
+def part_on_noexec_mount(path: str, why: str) -> Problem:
+    """A library on a mount without the right to execute: no fault of the part."""
+    fix = "remount it with exec, or move the part (DS_OPS_PATH, TORCH_EXTENSIONS_DIR)"
+    return Problem(f"{path} does not load: its mount is noexec", why, fix)
 
 
 def path_is_too_long(path: str, length: int | None = None) -> Problem:
@@ -222,6 +221,11 @@ CATALOGUE: tuple[Fault, ...] = (
         ),
         StoreError,
         path_is_too_long(r"C:\store\...\cpu_adam.windows-x86_64.dll.json", 271),
+    ),
+    Fault(
+        ("failed to map segment from shared object",),
+        LoadFailed,
+        part_on_noexec_mount("cpu_adam.linux-x86_64.so", "failed to map segment from shared object"),
     ),
     Fault(
         ("[WinError 5] Access is denied", "[WinError 32] The process cannot access the file"),

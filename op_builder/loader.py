@@ -231,10 +231,11 @@ class Loader:
                 raise self._refuse(part, marks, f"{type(exc).__name__}: {exc}") from exc
 
     def _refuse(self, part: Part, marks: Marks, why: str) -> LoadFailed:
-        fix = faults.mount_forbids_loading(why)
-        if not fix:  # else it is the mount's fault: the same part loads from elsewhere
-            marks.quarantine(part.manifest.sha256, why)
-        return LoadFailed(f"{part.path} does not load", why, fix)
+        if "failed to map segment from shared object" in why:  # the same part loads from elsewhere
+            problem = faults.part_on_noexec_mount(str(part.path), why)
+            return LoadFailed(problem.what, problem.why, problem.fix)
+        marks.quarantine(part.manifest.sha256, why)
+        return LoadFailed(f"{part.path} does not load", why, "")
 
 
 def _read_image(part: Part, marks: Marks) -> bytes:

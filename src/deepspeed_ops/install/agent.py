@@ -44,8 +44,9 @@ def installed(names: Sequence[str]) -> dict[str, Facts]:
             dist = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
             continue
+        record = next((file for file in dist.files or () if file.name == "direct_url.json"), None)
         try:
-            origin = json.loads(dist.read_text("direct_url.json") or "{}").get("archive_info", {})
+            origin = json.loads(record.read_text(encoding="utf-8")).get("archive_info", {}) if record else {}
         except (ValueError, OSError):
             origin = {}
         sha256 = origin.get("hashes", {}).get("sha256", "") or origin.get("hash", "").removeprefix("sha256=")

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deepspeed_ops.op_builder.errors import UsageError
 
 from deepspeed_ops.install import agent, command, source, table, transport
 from deepspeed_ops.install.hosts import expand_nodelist, parse_hostfile, wanted
 from deepspeed_ops.install.table import Row
-from deepspeed_ops.op_builder.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[3]
 
