@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from deepspeed_ops.op_builder.manifest import file_sha256
 STAMP = ".ds_install.json"
 # What decides the content of a wheel beside the checkout.
 _VARIABLES = ("DS_", "TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "CUDA_PATH", "CC", "CXX", "CFLAGS", "CPPFLAGS", "LDFLAGS")
+# Our own errors in pip's output: as setup.py prints them, or at the end of a traceback of the build backend.
+_OURS = re.compile(r"error: (?!subprocess-exited)|[\w.]*\berrors\.\w+: ")
 _LEAVINGS = {"build", "dist", "parts", "site", ".git", ".venv", "__pycache__"}
 
 
@@ -84,10 +87,10 @@ def wheel_of(
 
 def reason(output: str) -> str:
     """The telling lines of a failed build: our own error where there is one, else pip's."""
-    lines = [line.rstrip() for line in output.splitlines() if line.strip()]
-    ours = next((i for i, line in enumerate(lines) if line.strip().startswith("error: ")), None)
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    ours = next((i for i, line in enumerate(lines) if _OURS.match(line)), None)
     if ours is not None:
-        return "\n".join(line.strip() for line in lines[ours : ours + 3])
+        return "\n".join([_OURS.sub("", lines[ours]), *lines[ours + 1 : ours + 3]])
     return next(
         (line.strip() for line in reversed(lines) if "rror" in line), lines[-1] if lines else "pip said nothing"
     )

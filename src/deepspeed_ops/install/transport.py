@@ -218,7 +218,9 @@ class Here:
 
     def ask(self, hosts: Sequence[str], order: Mapping[str, Any], done: Done) -> dict[str, Outcome]:
         """See :meth:`Ssh.ask`."""
-        outcome = call([sys.executable, *agent_argv(order)], self.timeout_s)
+        # install.sh puts the checkout on PYTHONPATH, where its own egg-info looks like an installation.
+        env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        outcome = call([sys.executable, *agent_argv(order)], self.timeout_s, env=env)
         for host in hosts:
             done(host)
         return dict.fromkeys(hosts, outcome)
@@ -244,12 +246,15 @@ def choose(local: bool, pythons: Sequence[str], ssh_args: Sequence[str], timeout
     return (Pdsh if shutil.which("pdsh") and not blanks else Ssh)(pythons, ssh_args, timeout_s=timeout_s)
 
 
-def call(argv: Sequence[str], timeout_s: float, stdin: Path | None = None) -> Outcome:
+def call(
+    argv: Sequence[str], timeout_s: float, stdin: Path | None = None, env: Mapping[str, str] | None = None
+) -> Outcome:
     """Run one command to its end; what it prints, both streams."""
     source = subprocess.DEVNULL if stdin is None else stdin.open("rb")
     try:
         done = subprocess.run(
             list(argv),
+            env=None if env is None else dict(env),
             stdin=source,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -224,9 +224,15 @@ def test_a_build_that_fails_says_why(tmp_path: Path) -> None:
     text = "Collecting\n  error: op cpu_adam was asked for and cannot be built\n    why: no g++\n    fix: install\n"
     text += "  note: x\nERROR: Failed"
     assert source.reason(text).splitlines() == [
-        "error: op cpu_adam was asked for and cannot be built",
+        "op cpu_adam was asked for and cannot be built",
         "why: no g++",
         "fix: install",
+    ]
+    hook = "error: subprocess-exited-with-error\n  deepspeed_ops.op_builder.errors.SettingError: DS_BUILD_X='1' names\n"
+    assert source.reason(f"{hook}  why: no op\n  fix: Y\n  [end of output]\n").splitlines() == [
+        "DS_BUILD_X='1' names",
+        "why: no op",
+        "fix: Y",
     ]
     assert source.reason("a\nERROR: Could not\n") == "ERROR: Could not"
 
@@ -265,7 +271,8 @@ def test_this_machine_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
     wheel.write_bytes(b"wheel")
     asked: list[dict[str, Any]] = []
 
-    def call(argv: list[str], timeout_s: float, stdin: Any = None) -> transport.Outcome:
+    def call(argv: list[str], timeout_s: float, *, env: dict[str, str]) -> transport.Outcome:
+        assert "PYTHONPATH" not in env
         told = json.loads(base64.b64decode(argv[-1]))
         asked.append(told)
         said = {"folder": str(tmp_path / "to")} if told["steps"] == ["look"] else {"installed": {}, "report": report()}
@@ -274,6 +281,7 @@ def test_this_machine_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
 
     (tmp_path / "to").mkdir()
     monkeypatch.setattr(transport, "call", call)
+    monkeypatch.setenv("PYTHONPATH", "/checkout/src")
     monkeypatch.setattr(command.os, "geteuid", lambda: 1000, raising=False)
     assert command.main(["-l", "-e", "-m", "http://mirror", "--wheel", str(wheel)]) == 0
     out, err = capsys.readouterr()
