@@ -57,7 +57,7 @@ def workers(lab: Lab, preload: str) -> list[subprocess.Popen[str]]:
         ]
         made.append(
             subprocess.Popen(
-                [*argv, sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                [*argv, sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8"
             )
         )
     return made
