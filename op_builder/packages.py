@@ -18,6 +18,7 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ("ninja", "ninja-build", "ninja-build", "ninja", "ninja", "ninja", "ninja", "ninja"),
     ("libaio", "libaio-dev", "libaio-devel", "libaio-devel", "libaio", "libaio-dev", "libaio", ""),
     ("liburing", "liburing-dev", "liburing-devel", "liburing-devel", "liburing", "liburing-dev", "liburing", ""),
+    ("cufile", "gds-tools", "gds-tools", "", "", "", "libcufile", ""),
     ("mpi", "libopenmpi-dev", "openmpi-devel", "openmpi-devel", "openmpi", "openmpi-dev", "openmpi", ""),
     ("pdsh", "pdsh", "pdsh", "pdsh", "", "pdsh", "", ""),
     ("ssh", "openssh-client", "openssh-clients", "openssh-clients", "openssh", "openssh-client", "openssh", ""),

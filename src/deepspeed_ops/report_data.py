@@ -59,7 +59,7 @@ class Way:
 
     Attributes:
         what: ``host`` or ``gpu 0 (NVIDIA H200, 9.0)``.
-        action: ``load``, ``build`` or ``fail``.
+        action: ``load``, ``build`` or ``fail``; ``absent`` for an optional library that is missing.
         how: the part, or the compiler that would make it.
         why_not: every other candidate and why it was not taken.
         fix: what would cure a failure.
@@ -179,7 +179,8 @@ def assemble(seen: Seen, torch: TorchFacts, env: Mapping[str, str], home: Path) 
     from deepspeed_ops.wheel import manifests
 
     here, at, shm = version.current(), seen.distribution, _shm_bytes()
-    built = _quietly(lambda: manifests(home / "parts"), [], seen.problems)
+    places = (home / "parts", Path(sys.prefix, "share", "deepspeed-ops"))
+    built = _quietly(lambda: [m for place in places for m in manifests(place)], [], seen.problems)
     facts = report_advice.Facts(
         seen.host, at, torch, seen.toolchain, seen.ops, shm_is_small(shm), env, sys.prefix, _owners()
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from deepspeed_ops.op_builder.packages import FEATURES, names_for
 from deepspeed_ops.op_builder.spec import all_specs
-from deepspeed_ops.report_data import FeatureLine
+from deepspeed_ops.report_data import FeatureLine, OpLine
 
 if TYPE_CHECKING:
     from deepspeed_ops.ops_report import Seen
@@ -38,8 +38,15 @@ def _ops(seen: Seen) -> Iterator[FeatureLine]:
     for spec in all_specs().values():
         for need in spec.needs:
             line = lines.get(spec.name)
-            reasons = [reason for way in line.ways for reason in way.why_not] if line is not None else []
-            # The resolver names a need that is missing; where it judged and named none, it was found.
-            missing = any(f": needs: {need}: " in reason for reason in reasons)
-            state = "missing" if missing else "found" if line is not None and line.ways else ""
+            state = _state(line, need) if line is not None else ""
             yield FeatureLine(spec.name, need, names_for(need, seen.distribution), state, spec.summary)
+
+
+def _state(line: OpLine, need: str) -> str:
+    """Whether a need was found, by what the op's line says of it."""
+    own = [way for way in line.ways if way.what == need]
+    if own:  # an optional library has a way of its own
+        return "found" if own[0].action == "load" else "missing"
+    # The resolver names a need that is missing; where it judged and named none, it was found.
+    missing = any(f": needs: {need}: " in reason for way in line.ways for reason in way.why_not)
+    return "missing" if missing else "found" if line.ways else ""

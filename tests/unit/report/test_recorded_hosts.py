@@ -206,9 +206,10 @@ def without_package(make: Any) -> Any:
 
 @pytest.mark.parametrize("name", HOSTS)
 def test_every_message_of_a_recorded_host(name: str, tmp_path: Path) -> None:
-    """Fault: "not compatible", and neither why nor a command that fits this machine."""
+    """Fault: "not compatible" without a reason or a command that fits; --json that breaks a fleet's tool on one host."""
     recorded = HOSTS[name]
     shown = made(recorded, tmp_path)
+    follows_the_schema(shown)
     assert shown.verdict.text.startswith(recorded.verdict), shown.verdict.text
     whole = text([*report.lines(shown), *report.fix_lines(shown)])
     for said in recorded.says:
@@ -220,17 +221,27 @@ def test_every_message_of_a_recorded_host(name: str, tmp_path: Path) -> None:
     assert whole.splitlines()[0] == shown.verdict.text
 
 
-@pytest.mark.parametrize("name", HOSTS)
-def test_every_report_is_of_the_published_schema(name: str, tmp_path: Path) -> None:
-    """Fault: a fleet's tool that reads --json breaks on the one machine that differs."""
+def follows_the_schema(shown: Report) -> None:
+    """Raises where the report's JSON is not of the published schema, or holds a key that the schema does not name."""
     jsonschema = pytest.importorskip("jsonschema")
     schema = json.loads(report.SCHEMA_FILE.read_text(encoding="utf-8"))
-    data = json.loads(json.dumps(made(HOSTS[name], tmp_path).as_dict()))
-    jsonschema.Draft202012Validator.check_schema(schema)
+    data = json.loads(json.dumps(shown.as_dict()))
     jsonschema.validate(data, schema)
-    assert set(data) == set(schema["required"]), "a key that the schema does not name"
+    assert set(data) == set(schema["required"])
+
+
+def test_the_schema_refuses_what_is_not_a_report(tmp_path: Path) -> None:
+    """Fault: a schema that takes anything."""
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads(report.SCHEMA_FILE.read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    data = json.loads(json.dumps(made(HOSTS["a GPU machine"], tmp_path).as_dict()))
+    for key in data:
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({k: v for k, v in data.items() if k != key}, schema)
+    data["ops"][0]["ways"][0]["action"] = "perhaps"
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate({k: v for k, v in data.items() if k != "verdict"}, schema)
+        jsonschema.validate(data, schema)
 
 
 def test_the_schema_is_printed_without_looking_at_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,6 +292,23 @@ def test_needs_of_specs_become_packages() -> None:
         facts = report_advice.Facts(LINUX, at, CPU_TORCH, FULL, [line])
         (advice,) = report_advice.advise(facts)
         assert advice.problem == "some_io needs libaio" and advice.commands == (command,)
+
+
+def test_needs_are_found_missing_or_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: a library is called found because nobody said that it is missing."""
+    from deepspeed_ops.ops_report import Seen
+    from deepspeed_ops.report_data import OpLine, Way
+    from tests.toys import toy_spec
+
+    monkeypatch.setattr(report_features, "all_specs", lambda: {"io": toy_spec("io", needs=["libaio"])})
+    host = Way("host library", "load", "a.so")
+    refused = Way("host library", "fail", "none", ("build here: needs: libaio: no libaio.h",))
+    cases = (((host,), "found"), ((refused,), "missing"), ((), ""))
+    cases += (((host, Way("libaio", "absent", "x")), "missing"), ((host, Way("libaio", "load", "x")), "found"))
+    for ways, state in cases:
+        seen = Seen(LINUX, FULL, [OpLine("io", False, False, ways)], [], DEBIAN)
+        (line,) = [f for f in report_features.feature_lines(seen) if f.feature == "io"]
+        assert (line.state, line.package) == (state, "apt: libaio-dev")
 
 
 def test_two_owners_of_the_name() -> None:
