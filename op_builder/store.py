@@ -39,6 +39,7 @@ ORIGINS = ("DS_OPS_PATH", "package", "share", "jit")
 _OURS = "deepspeed_ops"
 _KEY_CHARS = 20  # 80 bits of the key in a folder name: Windows still counts 260 characters
 _WORK_AGE_S = 24 * 3600  # a private folder this old belongs to nobody who still runs
+_FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))  # no quotas on Windows
 _warned: set[str] = set()
 
 
@@ -101,7 +102,7 @@ def store_errors(root: Path) -> Iterator[None]:
         yield
     except OSError as exc:
         fix = "set TORCH_EXTENSIONS_DIR to a writable folder on a disk with free space"
-        full = exc.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", -1))
+        full = exc.errno in _FULL
         what = f"part store {root} {'is full' if full else 'cannot be written'}"
         raise StoreError(what, f"{type(exc).__name__}: {exc}", fix) from exc
 
@@ -192,7 +193,7 @@ class Store:
             try:
                 self._files.rename(shop.part, final)
             except OSError as exc:
-                if exc.errno in (errno.ENOSPC, errno.EROFS):
+                if exc.errno in (*_FULL, errno.EROFS):
                     with store_errors(self.root):
                         raise
                 winner = self.find(manifest.op, manifest.variant, manifest.key)

@@ -206,7 +206,7 @@ def without_package(make: Any) -> Any:
 
 @pytest.mark.parametrize("name", HOSTS)
 def test_every_message_of_a_recorded_host(name: str, tmp_path: Path) -> None:
-    """Fault: "not compatible" without a reason or a command that fits; --json that breaks a fleet's tool on one host."""
+    """Fault: "not compatible" without reason or fitting command; --json that breaks a fleet's tool on one host."""
     recorded = HOSTS[name]
     shown = made(recorded, tmp_path)
     follows_the_schema(shown)
