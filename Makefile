@@ -14,9 +14,11 @@ PY := $(VENV)/bin/python
 # What `make test` needs besides Python: command and the Debian package that has it. The last one is a comfort: it
 # cross-compiles the NEON level that qemu then runs.
 WINDOWS_TOOLS := g++:g++ x86_64-w64-mingw32-g++-posix:g++-mingw-w64-x86-64-posix wine:wine /usr/lib/wine/wine64:wine64
+MULTINODE_TOOLS := g++:g++ pdsh:pdsh ssh:openssh-client /usr/sbin/sshd:openssh-server ip:iproute2 tc:iproute2 \
+  bindfs:bindfs unshare:util-linux setpriv:util-linux
 TOOLS := g++:g++ git:git shellcheck:shellcheck qemu-x86_64:qemu-user aarch64-linux-gnu-g++:g++-aarch64-linux-gnu
 
-.PHONY: help env demo test lint bench docs op gen windows tools windows-tools clean
+.PHONY: help env demo test lint bench docs op gen windows multinode tools windows-tools multinode-tools clean
 
 help: ## this list
 	@echo "make TARGET [PYTHON=python3.12] [TORCH=torch==2.13.0] [VENV=.venv]"
@@ -42,6 +44,14 @@ windows: $(VENV)/.windows windows-tools ## on Linux: every op as a DLL under win
 	$(PY) -X warn_default_encoding -m pytest $(PYTEST_FLAGS) tests/unit/windows
 	$(PY) ci/windows.py prove
 	$(PY) ci/windows.py wheel
+
+# In namespaces of its own: killing the one process takes the hosts, their network, mounts and disks along. The wheel is
+# built outside, where the package index can be reached.
+multinode: $(VENV)/.test multinode-tools ## install.sh on three hosts with sshd and pdsh, two builders on one shared folder; root, Linux
+	rm -rf build/multinode && mkdir -p build/multinode
+	$(PY) -m pip wheel $(PIP_FLAGS) --no-deps --wheel-dir build/multinode .
+	exec setpriv --pdeathsig KILL unshare --mount --net --pid --uts --fork --kill-child --mount-proc \
+	  tests/multinode/inside.sh $(abspath $(PY)) -X warn_default_encoding -m pytest $(PYTEST_FLAGS) tests/multinode
 
 bench: $(VENV)/.test ## the benchmarks; JSON goes to benchmarks/results/
 	$(PY) -m benchmarks
@@ -91,6 +101,9 @@ $(VENV)/.docs: $(VENV)/.env
 
 windows-tools: TOOLS := $(WINDOWS_TOOLS)
 windows-tools: tools
+
+multinode-tools: TOOLS := $(MULTINODE_TOOLS)
+multinode-tools: tools
 
 tools:
 	@missing=""; for pair in $(TOOLS); do command -v "$${pair%%:*}" >/dev/null || missing="$$missing $${pair##*:}"; done; \

@@ -140,7 +140,7 @@ if __name__ == "__main__":
         },
         package_data={
             "deepspeed": ["py.typed"],
-            "deepspeed_ops": ["py.typed"],
+            "deepspeed_ops": ["py.typed", "ds_report.schema.json"],
             "deepspeed_ops.csrc": ["**/*.cpp", "**/*.cu", "**/*.cuh", "**/*.h"],
             "deepspeed_ops.ci": ["matrix.toml"],
         },

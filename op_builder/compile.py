@@ -305,7 +305,8 @@ def free_bytes(root: Path = Path("/")) -> int | None:
         return free
 
 
-_CHILD = "import sys, tvm_ffi; tvm_ffi.load_module(sys.argv[1])"
+# Without torch, which no part needs and whose import takes seconds.
+_CHILD = "import sys; sys.modules['torch'] = None; import tvm_ffi; tvm_ffi.load_module(sys.argv[1])"
 
 
 def loads_in_child(path: Path, settings: Settings) -> str:

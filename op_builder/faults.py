@@ -56,6 +56,12 @@ def part_of_another_platform(found: str, here: str) -> Problem:
     return Problem("the part is of another platform", f"made for {found}, this is {here}", fix)
 
 
+def part_on_noexec_mount(path: str, why: str) -> Problem:
+    """A library on a mount without the right to execute: no fault of the part."""
+    fix = "remount it with exec, or move the part (DS_OPS_PATH, TORCH_EXTENSIONS_DIR)"
+    return Problem(f"{path} does not load: its mount is noexec", why, fix)
+
+
 def path_is_too_long(path: str, length: int | None = None) -> Problem:
     """A path that cl, link and the DLL loader do not get through, whatever Windows is set to."""
     found = len(path) if length is None else length
@@ -215,6 +221,11 @@ CATALOGUE: tuple[Fault, ...] = (
         ),
         StoreError,
         path_is_too_long(r"C:\store\...\cpu_adam.windows-x86_64.dll.json", 271),
+    ),
+    Fault(
+        ("failed to map segment from shared object",),
+        LoadFailed,
+        part_on_noexec_mount("cpu_adam.linux-x86_64.so", "failed to map segment from shared object"),
     ),
     Fault(
         ("[WinError 5] Access is denied", "[WinError 32] The process cannot access the file"),

@@ -124,14 +124,18 @@ class Loader:
     # --- deciding ---
 
     def resolution(
-        self, op: str, device: Device | None = None, driver_cuda: tuple[int, int] | None = None
+        self, op: str, device: Device | None = None, driver_cuda: tuple[int, int] | None = None, *, looked: bool = True
     ) -> Resolution:
-        """What would be chosen now, with the whole trace; builds and loads nothing."""
+        """What would be chosen now, with the whole trace; builds and loads nothing. ``looked``: also for compilers."""
         spec = self.spec_of(op)
         host = self._with_driver(driver_cuda)
         abi = ffi_abi(installed_ffi_version()) if device is None else ""
         want = self._want(spec, "host" if device is None else "device", abi)
-        return self._resolve(spec, device, host, want, self._marks(device, host), looked=True)
+        return self._resolve(spec, device, host, want, self._marks(device, host), looked)
+
+    def quarantine(self, part: Part, why: str) -> None:
+        """Never offer a host library again on this machine."""
+        self._marks(None, self.host).quarantine(part.manifest.sha256, why)
 
     def _with_driver(self, cuda: tuple[int, int] | None) -> HostFacts:
         if cuda is None:
@@ -227,6 +231,9 @@ class Loader:
                 raise self._refuse(part, marks, f"{type(exc).__name__}: {exc}") from exc
 
     def _refuse(self, part: Part, marks: Marks, why: str) -> LoadFailed:
+        if "failed to map segment from shared object" in why:  # the same part loads from elsewhere
+            problem = faults.part_on_noexec_mount(str(part.path), why)
+            return LoadFailed(problem.what, problem.why, problem.fix)
         marks.quarantine(part.manifest.sha256, why)
         return LoadFailed(f"{part.path} does not load", why, "")
 

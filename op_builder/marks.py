@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,19 +57,20 @@ class Marks:
 
         Yields:
             ``known``: it loaded here before. ``fresh``: nobody tried. ``died``: the last process that tried never
-            came back. ``busy``: another process tries at this moment, or marks cannot be written.
+            came back. ``busy``: another process tries at this moment, or there is no place for marks.
         """
         done, trying = self._path(sha256, "loads"), self._path(sha256, "trying")
         if done is None or trying is None or done.exists():
             yield KNOWN if done is not None and done.exists() else BUSY
             return
         lock = try_now(trying.with_suffix(".lock"))
-        if lock is None:
+        # Without a lock (another process holds it, or this mount has none) the mark's own text tells who wrote it.
+        died = trying.exists() if lock is not None else _writer_is_dead(trying)
+        if lock is None and not died and trying.exists():
             yield BUSY
             return
         try:
-            died = trying.exists()
-            self._write(sha256, "trying", "a process is loading this part, or died doing so")
+            self._write(sha256, "trying", "a process is loading this part, or died doing so", pid=os.getpid())
             failed = True
             try:
                 yield DIED if died else FRESH
@@ -79,7 +82,8 @@ class Marks:
             if not failed:
                 self._write(sha256, "loads", "")
         finally:
-            lock.release()
+            if lock is not None:
+                lock.release()
 
     def _path(self, sha256: str, verdict: str) -> Path | None:
         if self._folder is None:
@@ -87,11 +91,24 @@ class Marks:
         name = hashlib.sha256(f"{sha256}|{self._where}".encode()).hexdigest()[:32]
         return self._folder / f"{name}.{verdict}.json"
 
-    def _write(self, sha256: str, verdict: str, why: str) -> None:
+    def _write(self, sha256: str, verdict: str, why: str, **more: int) -> None:
         path = self._path(sha256, verdict)
         if path is None:
             return
-        facts = {"part": sha256, "where": self._where, "why": why}
+        facts = {"part": sha256, "where": self._where, "why": why, **more}
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(facts), encoding="utf-8")
+
+
+def _writer_is_dead(mark: Path) -> bool:
+    """Whether the process of this host that wrote a mark is gone; False where that cannot be told."""
+    if sys.platform == "win32":  # there os.kill(pid, 0) ends the process
+        return False
+    try:
+        os.kill(int(json.loads(mark.read_text(encoding="utf-8"))["pid"]), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return False

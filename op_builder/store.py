@@ -39,6 +39,7 @@ ORIGINS = ("DS_OPS_PATH", "package", "share", "jit")
 _OURS = "deepspeed_ops"
 _KEY_CHARS = 20  # 80 bits of the key in a folder name: Windows still counts 260 characters
 _WORK_AGE_S = 24 * 3600  # a private folder this old belongs to nobody who still runs
+_FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))  # no quotas on Windows
 _warned: set[str] = set()
 
 
@@ -79,6 +80,21 @@ def verify(part: Part) -> None:
     part.manifest.verify(part.path)
 
 
+def inspect(part: Part) -> None:
+    """As :func:`verify`, for those who only look: the access time, by which old parts are told, stays as it was.
+
+    Raises:
+        CorruptPart: the file is absent, or its size or digest differs.
+    """
+    before: os.stat_result | None = None
+    with contextlib.suppress(OSError):
+        before = part.path.stat()
+    verify(part)
+    if before is not None:
+        with contextlib.suppress(OSError):
+            os.utime(part.path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
 @contextlib.contextmanager
 def store_errors(root: Path) -> Iterator[None]:
     """Turn what a file system refuses into a :class:`StoreError` that names the store and the way out."""
@@ -86,7 +102,7 @@ def store_errors(root: Path) -> Iterator[None]:
         yield
     except OSError as exc:
         fix = "set TORCH_EXTENSIONS_DIR to a writable folder on a disk with free space"
-        full = exc.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", -1))
+        full = exc.errno in _FULL
         what = f"part store {root} {'is full' if full else 'cannot be written'}"
         raise StoreError(what, f"{type(exc).__name__}: {exc}", fix) from exc
 
@@ -177,14 +193,14 @@ class Store:
             try:
                 self._files.rename(shop.part, final)
             except OSError as exc:
-                if exc.errno in (errno.ENOSPC, errno.EROFS):
+                if exc.errno in (*_FULL, errno.EROFS):
                     with store_errors(self.root):
                         raise
                 winner = self.find(manifest.op, manifest.variant, manifest.key)
                 if winner is not None:
                     self._files.remove_tree(shop.part)
                     return winner
-                self._move_away(final)
+                self.discard(final)
             else:
                 _fsync(final.parent)
                 return Part(final / filename, manifest, self.origin)
@@ -210,12 +226,14 @@ class Store:
             return Unreadable(path, self.origin, str(exc))
         return Part(path.parent / manifest.filename, manifest, self.origin)
 
-    def _move_away(self, folder: Path) -> None:
-        """Free a final path that holds no valid part; a reader who has it open keeps its file."""
+    def discard(self, folder: Path) -> bool:
+        """Free a final path by one rename, then delete; a reader who has a file open keeps it. False: it is held."""
         target = self.root / ".work" / f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
         with contextlib.suppress(OSError):
+            target.parent.mkdir(parents=True, exist_ok=True)
             self._files.rename(folder, target)
             self._files.remove_tree(target)
+        return not folder.exists()
 
     def _sweep(self) -> None:
         work = self.root / ".work"
@@ -289,15 +307,16 @@ def _is_ours(root: Path) -> bool:
 
 
 def _writable(root: Path) -> str:
-    """Empty where files can be made under ``root``, else the reason."""
+    """Empty where libraries can be made under ``root`` and loaded from it, else the reason."""
     probe = root / f".probe-{os.getpid()}-{uuid.uuid4().hex[:8]}"
     try:
         root.mkdir(parents=True, exist_ok=True)
         probe.touch()
         probe.unlink()
+        forbids = os.statvfs(root).f_flag & os.ST_NOEXEC if hasattr(os, "statvfs") and hasattr(os, "ST_NOEXEC") else 0
     except OSError as exc:
         return f"{type(exc).__name__}: {exc}"
-    return ""
+    return "it is mounted noexec, so no library can be loaded from it" if forbids else ""
 
 
 def jit_store(settings: Settings) -> Store:
@@ -313,7 +332,7 @@ def jit_store(settings: Settings) -> Store:
     if settings.extensions_dir is not None:
         root = settings.extensions_dir.absolute() / _OURS
         if why := _writable(root):
-            raise StoreError(f"TORCH_EXTENSIONS_DIR={settings.extensions_dir} cannot be written", why, fix)
+            raise StoreError(f"TORCH_EXTENSIONS_DIR={settings.extensions_dir} cannot hold built parts", why, fix)
         return Store(root)
     base = default_extensions_dir(settings.env)
     why = _writable(base / _OURS) if base else "no home folder is known (HOME is unset, this user has no passwd entry)"

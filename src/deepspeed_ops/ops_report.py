@@ -7,13 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from deepspeed_ops.op_builder.distribution import Distribution, read_distribution
 from deepspeed_ops.op_builder.errors import OpsError
 from deepspeed_ops.op_builder.host import HostFacts, detect
 from deepspeed_ops.op_builder.loader import Loader
 from deepspeed_ops.op_builder.process import check_python, process_state
 from deepspeed_ops.op_builder.settings import Settings
 from deepspeed_ops.op_builder.spec import OpSpec, all_specs
-from deepspeed_ops.op_builder.store import Part, Store
+from deepspeed_ops.op_builder.store import Part
+from deepspeed_ops.report_cache import StoreLine, store_lines
 from deepspeed_ops.report_data import OpLine, Way
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ class Seen:
     toolchain: Toolchain | None
     ops: list[OpLine] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    distribution: Distribution = field(default_factory=lambda: Distribution("", ""))
+    stores: tuple[StoreLine, ...] = ()
 
 
 def look(env: Mapping[str, str], home: Path) -> Seen:
@@ -40,19 +44,41 @@ def look(env: Mapping[str, str], home: Path) -> Seen:
         env: the environment.
         home: the checkout, or the installed package.
     """
-    problems: list[str] = []
-    _try(lambda: check_python(process_state()), problems)
-    settings = _try(lambda: Settings.read(env), problems)
-    host = detect(env)
-    seen = Seen(host, None, problems=problems)
-    if settings is None:  # every op would fail with that very error
-        seen.ops = [OpLine(name, False, False, note="see the warning above") for name in all_specs()]
-        return seen
     from deepspeed_ops.op_builder.toolchain import Toolchain, discover
 
-    found = _try(lambda: discover(settings, host), problems) or Toolchain()
-    seen.toolchain = found
-    loader = Loader(settings, home=home, host=host, tools=lambda *_: found)
+    host, problems = detect(env), list[str]()
+    settings = _try(lambda: Settings.read(env), problems)
+    found = None
+    if settings is not None:
+        found = _try(lambda: discover(settings, host), problems) or Toolchain()
+    return resolve_all(settings, host, found, read_distribution(env), home, problems)
+
+
+def resolve_all(
+    settings: Settings | None,
+    host: HostFacts,
+    tools: Toolchain | None,
+    at: Distribution,
+    home: Path,
+    problems: list[str],
+) -> Seen:
+    """Resolve every op for a machine that was looked at, or recorded.
+
+    Args:
+        settings: the environment; None where it could not be read.
+        host: the machine.
+        tools: its compilers.
+        at: its distribution.
+        home: the checkout, or the installed package.
+        problems: what is to be said first.
+    """
+    _try(lambda: check_python(process_state()), problems)
+    seen = Seen(host, tools, [], problems, at)
+    if settings is None or tools is None:  # every op would fail with that very error
+        seen.ops = [OpLine(name, False, False, note="see the warning above") for name in all_specs()]
+        return seen
+    loader = Loader(settings, home=home, host=host, tools=lambda *_: tools)
+    seen.stores = store_lines(loader.stores, tuple(all_specs()))
     seen.ops = [_line(loader, spec, seen) for spec in all_specs().values()]
     return seen
 
@@ -75,7 +101,8 @@ def _line(loader: Loader, spec: OpSpec, seen: Seen) -> OpLine:
         resolutions += [loader.resolution(spec.name, device) for device in devices]
     except OpsError as exc:
         return OpLine(spec.name, False, False, (Way("host library", "fail", exc.what, (exc.why,), exc.fix),))
-    ours = [p for p in Store(loader.home / "parts", "package").parts(spec.name) if isinstance(p, Part)]
+    brought = [store for store in loader.stores if store.origin in ("package", "share")]
+    ours = [p for store in brought for p in store.parts(spec.name) if isinstance(p, Part)]
     installed = any(p.manifest.kind == "host" and p.manifest.platform == seen.host.platform for p in ours)
     return op_line(spec, resolutions, installed)
 

@@ -1,7 +1,8 @@
 """``ds_report``, ``dsr`` and ``python -m deepspeed.env_report``: what is installed, what would be loaded, and why.
 
-Headings and row names are DeepSpeed's, so that scripts that search its output keep working. Colour only in a terminal
-and without ``NO_COLOR``. The exit code is 0, unless ``--check`` finds an op that cannot work.
+Headings and row names are DeepSpeed's, so that scripts that search its output keep working; the verdict stands above
+them. Colour only in a terminal and without ``NO_COLOR``. The exit code is 0, unless ``--check`` finds an op that cannot
+work. ``--json`` prints one object of the schema ``ds_report.schema.json``, which lies beside this file.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TextIO
 
 from deepspeed_ops.report_data import OpLine, Report, gather, shm_is_small
 
+SCHEMA_FILE = Path(__file__).with_name("ds_report.schema.json")
 RULE = "-" * 50
 _NAME_WIDTH, _INSTALLED_WIDTH, _INFO_WIDTH = 23, 11, 33
 _INSTALLED_HEADING = "installed"
+_REASONS = 3  # of each half of an op; --why shows all
 
 
 @dataclass(frozen=True)
@@ -69,8 +73,8 @@ def operator_lines(report: Report, quiet: bool) -> Iterator[Line]:
         yield from ((Span(f"  {op}: {why}", "warn"),) for op, why in report.skipped.items())
 
 
-def op_lines(line: OpLine, quiet: bool) -> Iterator[Line]:
-    """One op: the row, then how each half of it would be loaded and why not otherwise."""
+def op_lines(line: OpLine, quiet: bool, everything: bool = False) -> Iterator[Line]:
+    """One op: the row, then how each half of it would be loaded and why not otherwise (``everything``: all reasons)."""
     installed = Span("[YES]", "ok") if line.installed else Span("[NO]", "warn")
     compatible = Span("[OKAY]", "ok") if line.compatible else Span("[NO]", "fail")
     dots = "." * (_INSTALLED_WIDTH - len(installed.text))
@@ -79,7 +83,10 @@ def op_lines(line: OpLine, quiet: bool) -> Iterator[Line]:
         return
     for way in line.ways:
         yield (Span(f"    {way.what}: "), Span(way.how, "fail" if way.action == "fail" else ""))
-        yield from ((Span(f"        not {reason}", "dim"),) for reason in way.why_not)
+        shown = way.why_not if everything else way.why_not[:_REASONS]
+        yield from ((Span(f"        not {reason}", "dim"),) for reason in shown)
+        if len(shown) < len(way.why_not):
+            yield (Span(f"        and {len(way.why_not) - len(shown)} more: ds_report --why {line.op}", "dim"),)
         if way.fix:
             yield (Span(f"        fix: {way.fix}", "warn"),)
     if line.note:
@@ -131,6 +138,75 @@ def gpu_lines(report: Report, quiet: bool) -> Iterator[Line]:
         yield from ((Span(f"    {note}", "dim"),) for note in host["notes"])
 
 
+def store_lines(report: Report) -> Iterator[Line]:
+    """What lies in which store."""
+    yield from map(plain, (RULE, "stores of built parts, in the order they are searched:"))
+    for store in report.stores:
+        if not store.exists:
+            yield (Span(f"  {store.origin}: {store.root}: not there", "dim"),)
+            continue
+        where = store.filesystem or "?"
+        if store.network:
+            where += ", shared with other machines"
+        leavings = "".join(f", {size:,} bytes of {name}" for name, size in store.leavings.items())
+        text = f"  {store.origin}: {store.root}: {store.parts} parts, {store.bytes:,} bytes{leavings} ({where})"
+        yield plain(text)
+        if store.unreadable:
+            yield (Span(f"    {store.unreadable} parts cannot be read: ds_ops list; ds_ops gc", "warn"),)
+
+
+_STATE_STYLES = {"found": "ok", "missing": "warn", "": "dim"}
+
+
+def feature_lines(report: Report) -> Iterator[Line]:
+    """System packages per feature, and the extras."""
+    yield from map(plain, (RULE, "system packages per feature:"))
+    for line in report.features:
+        state = Span(line.state or "not looked for", _STATE_STYLES[line.state])
+        yield Span(f"  {line.feature}: {line.need} ({line.package or 'no package known here'}): "), state
+    if report.extras:
+        yield from map(plain, (RULE, "extras, pip install deepspeed[NAME]:"))
+    for extra in report.extras:
+        what = ", ".join(extra.requirements) or "nothing"
+        lacking = f"missing: {', '.join(extra.missing)}" if extra.missing else "installed"
+        yield Span(f"  {extra.name}: {what}: "), Span(lacking, "dim" if extra.missing else "ok")
+
+
+_VERDICT_STYLES = {"ready": "ok", "partly": "warn", "broken": "fail"}
+
+
+def verdict_line(report: Report) -> Line:
+    """The report in one line."""
+    found = report.verdict
+    return (Span(found.text, _VERDICT_STYLES[found.state]),)
+
+
+def fix_lines(report: Report) -> Iterator[Line]:
+    """``--fix``: every problem with the commands against it."""
+    yield verdict_line(report)
+    if not report.fixes:
+        yield plain("nothing to fix: whatever does not work here lacks hardware, not software")
+    for advice in report.fixes:
+        yield (Span(f"# {advice.problem}: {advice.why.splitlines()[0] if advice.why else ''}", "warn"),)
+        yield from map(plain, advice.commands or ("# no command changes that",))
+
+
+def why_lines(report: Report, op: str) -> Iterator[Line]:
+    """``--why OP``: everything that was looked at for one op.
+
+    Raises:
+        UsageError: no op has this name.
+    """
+    from deepspeed_ops.op_builder.spec import get_spec
+
+    get_spec(op)
+    for line in report.ops:
+        if line.op == op:
+            yield from op_lines(line, quiet=False, everything=True)
+    yield from ((Span(f"    {f.need}: {f.state or 'not looked for'}"),) for f in report.features if f.feature == op)
+    yield from ((Span(f" [WARNING]  {problem}", "warn"),) for problem in report.problems)
+
+
 def shm(size: int | None) -> Span | str:
     """Size of /dev/shm in words."""
     if size is None:
@@ -147,7 +223,8 @@ def lines(report: Report, hide_operators: bool = False, quiet: bool = False) -> 
         quiet: ``--hide_errors_and_warnings``.
     """
     ops = [] if hide_operators else list(operator_lines(report, quiet))
-    return [*ops, *info_lines(report, quiet)]
+    more = [] if quiet else [*store_lines(report), *feature_lines(report)]
+    return [verdict_line(report), *ops, *info_lines(report, quiet), *more]
 
 
 def write(report_lines: Sequence[Line], out: TextIO, colour: bool) -> None:
@@ -175,7 +252,10 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="ds_report", description="What the compiled ops would do on this machine.")
     made.add_argument("--hide_operator_status", action="store_true", help="leave out the table of ops")
     made.add_argument("--hide_errors_and_warnings", action="store_true", help="leave out warnings and reasons")
-    made.add_argument("--json", action="store_true", help="print one JSON object instead")
+    made.add_argument("--json", action="store_true", help="print one JSON object (ds_report.schema.json) instead")
+    made.add_argument("--schema", action="store_true", help="print the JSON schema of --json")
+    made.add_argument("--why", metavar="OP", help="only this op, with every candidate and the reason against it")
+    made.add_argument("--fix", action="store_true", help="only what to do: the commands for this machine")
     made.add_argument(
         "--check",
         nargs="*",
@@ -204,9 +284,24 @@ def main(
     """
     options = parser().parse_args(list(arguments or ()))
     out = sys.stdout if out is None else out
+    if options.schema:
+        out.write(SCHEMA_FILE.read_text(encoding="utf-8"))
+        return 0
     report = gather()
     if options.json:
         out.write(json.dumps(report.as_dict(), indent=2) + "\n")
+    elif options.why or options.fix:
+        from deepspeed_ops.op_builder.errors import UsageError
+
+        try:
+            some = [
+                *(why_lines(report, options.why) if options.why else ()),
+                *(fix_lines(report) if options.fix else ()),
+            ]
+        except UsageError as exc:
+            sys.stderr.write(f"error: {exc}\n")
+            return exc.exit_code
+        write(some, out, wants_colour(out))
     else:
         quiet = options.hide_errors_and_warnings or hide_errors_and_warnings
         write(lines(report, options.hide_operator_status or hide_operator_status, quiet), out, wants_colour(out))
@@ -226,3 +321,7 @@ def check(report: Report, names: Sequence[str]) -> int:
 def cli_main() -> None:
     """Entry point of ``ds_report`` and ``dsr``."""
     raise SystemExit(main(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    cli_main()

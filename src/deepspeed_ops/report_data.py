@@ -14,10 +14,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from deepspeed_ops.report_verdict import Verdict, verdict
+
 if TYPE_CHECKING:
     from deepspeed_ops.op_builder.host import HostFacts
     from deepspeed_ops.op_builder.manifest import Manifest
     from deepspeed_ops.op_builder.toolchain import Toolchain
+    from deepspeed_ops.ops_report import Seen
+    from deepspeed_ops.report_advice import Advice
+    from deepspeed_ops.report_cache import StoreLine
+    from deepspeed_ops.report_extras import ExtraLine
 
 SCHEMA = 1
 _TORCH_TIMEOUT_S = 120.0
@@ -53,7 +59,7 @@ class Way:
 
     Attributes:
         what: ``host`` or ``gpu 0 (NVIDIA H200, 9.0)``.
-        action: ``load``, ``build`` or ``fail``.
+        action: ``load``, ``build`` or ``fail``; ``absent`` for an optional library that is missing.
         how: the part, or the compiler that would make it.
         why_not: every other candidate and why it was not taken.
         fix: what would cure a failure.
@@ -83,6 +89,20 @@ class OpLine:
 
 
 @dataclass(frozen=True)
+class FeatureLine:
+    """A feature or op, one system need of it, what that is called here, and whether it was found.
+
+    ``state`` is ``found``, ``missing``, or ``""`` where nothing looks for it.
+    """
+
+    feature: str
+    need: str
+    package: str
+    state: str
+    what_for: str
+
+
+@dataclass(frozen=True)
 class Report:
     """Everything ``ds_report`` shows."""
 
@@ -99,10 +119,20 @@ class Report:
     ops: tuple[OpLine, ...]
     problems: tuple[str, ...] = ()
     skipped: Mapping[str, str] = field(default_factory=dict)
+    distribution: Mapping[str, Any] = field(default_factory=dict)
+    stores: tuple[StoreLine, ...] = ()
+    features: tuple[FeatureLine, ...] = ()
+    extras: tuple[ExtraLine, ...] = ()
+    fixes: tuple[Advice, ...] = ()
+
+    @property
+    def verdict(self) -> Verdict:
+        """The report in one line."""
+        return verdict(self.ops, self.torch)
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-serialisable; ``schema`` rises when a key changes its meaning."""
-        return {"schema": SCHEMA, **asdict(self)}
+        """JSON-serialisable, of the published schema; ``schema`` rises when a key changes its meaning."""
+        return {"schema": SCHEMA, "verdict": asdict(self.verdict), **asdict(self)}
 
     def failures(self, names: Sequence[str]) -> dict[str, str]:
         """Of the ops named: those that cannot work here, and why.
@@ -128,13 +158,32 @@ def gather(env: Mapping[str, str] | None = None) -> Report:
     """
     env = dict(os.environ if env is None else env)
     asking = _start_torch(env)
-    from deepspeed_ops import ops_report, version
+    from deepspeed_ops import ops_report
     from deepspeed_ops.op_builder import HOME
-    from deepspeed_ops.wheel import manifests
 
     seen = ops_report.look(env, HOME)
-    here = version.current()
-    built = _quietly(lambda: manifests(HOME / "parts"), [], seen.problems)
+    return assemble(seen, _finish_torch(asking), env, HOME)
+
+
+def assemble(seen: Seen, torch: TorchFacts, env: Mapping[str, str], home: Path) -> Report:
+    """The report on what was looked at.
+
+    Args:
+        seen: machine, tools and ops.
+        torch: what importing it told.
+        env: the environment.
+        home: the checkout, or the installed package.
+    """
+    from deepspeed_ops import report_advice, report_features, version
+    from deepspeed_ops.report_extras import extra_lines
+    from deepspeed_ops.wheel import manifests
+
+    here, at, shm = version.current(), seen.distribution, _shm_bytes()
+    places = (home / "parts", Path(sys.prefix, "share", "deepspeed-ops"))
+    built = _quietly(lambda: [m for place in places for m in manifests(place)], [], seen.problems)
+    facts = report_advice.Facts(
+        seen.host, at, torch, seen.toolchain, seen.ops, shm_is_small(shm), env, sys.prefix, _owners()
+    )
     return Report(
         version=here.version,
         git_hash=here.git_hash,
@@ -144,12 +193,25 @@ def gather(env: Mapping[str, str] | None = None) -> Report:
         python=f"{platform.python_version()} ({sys.executable})",
         host=host_facts(seen.host),
         tools=tool_facts(seen.toolchain),
-        torch=_finish_torch(asking),
-        shm_bytes=_shm_bytes(),
+        torch=torch,
+        shm_bytes=shm,
         ops=tuple(seen.ops),
         problems=tuple(seen.problems),
-        skipped=_skipped(HOME / "parts"),
+        skipped=_skipped(home / "parts"),
+        distribution=asdict(at),
+        stores=seen.stores,
+        features=report_features.feature_lines(seen),
+        extras=_quietly(extra_lines, (), seen.problems),
+        fixes=report_advice.advise(facts),
     )
+
+
+def _owners() -> tuple[str, ...]:
+    """Distributions that installed the import name ``deepspeed``."""
+    import importlib.metadata
+
+    found = importlib.metadata.packages_distributions().get("deepspeed", [])
+    return tuple(sorted(set(found)))
 
 
 def _quietly(ask: Any, default: Any, problems: list[str]) -> Any:

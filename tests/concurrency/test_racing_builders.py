@@ -178,7 +178,7 @@ def test_losers_who_see_nothing_use_their_private_copies(tmp_path: Path, tools: 
 
         filelock.FileLock.acquire = no_locks  # type: ignore[method-assign,assignment]
         Store.find = lambda *args: None  # type: ignore[method-assign,assignment]
-        Store._move_away = lambda *args: None  # type: ignore[method-assign]
+        Store.discard = lambda *args: None  # type: ignore[method-assign]
 
     assert race(tmp_path / "x", tools, False, random.Random("blind"), blind) == WORKERS
 

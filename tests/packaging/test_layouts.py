@@ -55,7 +55,7 @@ def test_wheel_holds_what_the_checkout_holds(checkout: Path, plain_wheel: Path) 
     held = set(names(plain_wheel))
     wanted = set()
     for file in map(Path.as_posix, sources()):
-        if file.startswith("src/") and file.endswith((".py", "py.typed")):
+        if file.startswith("src/") and file.endswith((".py", "py.typed", ".schema.json")):
             wanted.add(file.removeprefix("src/"))
         elif file.startswith("op_builder/") or (file.startswith("csrc/") and not file.endswith(".md")):
             wanted.add("deepspeed_ops/" + file)

@@ -89,7 +89,7 @@ def test_a_loser_who_cannot_see_the_winner_uses_its_private_copy(
     store = Store(tmp_path)
     put(store, host_manifest())
     monkeypatch.setattr(Store, "find", lambda *args: None)
-    monkeypatch.setattr(Store, "_move_away", lambda *args: None)
+    monkeypatch.setattr(Store, "discard", lambda *args: None)
     part = put(store, host_manifest(), b"mine")
     assert ".work" in part.path.parts
     assert part.path.read_bytes() == b"mine"
@@ -116,7 +116,7 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
     assert store.parts("toy") == ()
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, getattr(errno, "EDQUOT", errno.ENOSPC)])
 def test_a_full_or_read_only_disk_is_a_typed_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
@@ -348,3 +348,48 @@ def test_a_part_says_where_it_came_from(tmp_path: Path) -> None:
     (part,) = Store(tmp_path, "share").parts("toy")
     assert isinstance(part, Part) and part.origin == "share"
     assert dataclasses.replace(part, origin="jit") == Store(tmp_path).parts("toy")[0]
+
+
+def test_a_death_is_seen_on_a_mount_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault (NFS): where no lock can be had, a part that kills its process kills every later one too."""
+    import filelock
+
+    def no_locks(self: object, *args: object, **kwargs: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(filelock.FileLock, "acquire", no_locks)
+    child = os.fork() if hasattr(os, "fork") else pytest.skip("os.fork is missing: the death cannot be staged")
+    if child == 0:
+        with Marks(tmp_path).first_use("abc"):
+            os._exit(9)
+    os.waitpid(child, 0)
+    with Marks(tmp_path).first_use("abc") as verdict:
+        assert verdict == DIED
+        with Marks(tmp_path).first_use("abc") as second:  # the writer of the mark is this process, and lives
+            assert second == BUSY
+    with Marks(tmp_path).first_use("abc") as verdict:
+        assert verdict == KNOWN
+
+
+def test_unlike_hosts_share_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: one node's part, verdict or crash marker stops another node of another CPU, driver or C library."""
+    from op_builder.host import HostFacts
+    from op_builder.resolve import Want, resolve
+    from tests.toys import toy_spec
+
+    store, name = Store(tmp_path), "aarch64"
+    x86 = put(store, host_manifest())
+    arm = put(store, host_manifest(variant="linux-aarch64", platform="linux-aarch64", key="a" * 64), b"for arm")
+    hosts = {"x": HostFacts("linux", "x86_64", "glibc", (2, 36)), "a": HostFacts("linux", name, "glibc", (2, 31))}
+    monkeypatch.setattr("op_builder.marks.socket.gethostname", lambda: "x")
+    Marks(tmp_path).quarantine(x86.manifest.sha256, "it killed x")
+    Marks(tmp_path)._write(arm.manifest.sha256, "trying", "x died in it", pid=1 << 22)
+    monkeypatch.setattr("op_builder.marks.socket.gethostname", lambda: "a")
+    marks = Marks(tmp_path)
+    assert marks.quarantined(x86.manifest.sha256) is None
+    with marks.first_use(arm.manifest.sha256) as verdict:
+        assert verdict == FRESH
+    want = Want("s" * 64, "tvm-ffi 0.1")
+    for host, part in ((hosts["x"], x86), (hosts["a"], arm)):
+        found = resolve(toy_spec(), host, None, store.parts("toy"), None, want)
+        assert found.choice is not None and found.choice.part == part
