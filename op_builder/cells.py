@@ -105,7 +105,8 @@ def default_torch(cuda: Release, known: Matrix | None = None) -> str | None:
     tables = known if known is not None else load()
     releases = tables.release(cuda).torch
     by_pip = [torch for torch in releases if tables.torch_pip[torch] == cuda]
-    return (by_pip or list(releases) or [None])[-1]
+    newest = by_pip or releases
+    return newest[-1] if newest else None
 
 
 def cells(known: Matrix | None = None) -> tuple[Cell, ...]:

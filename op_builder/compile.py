@@ -316,10 +316,16 @@ def loads_in_child(path: Path, settings: Settings) -> str:
     return f"a child process that loaded it ended with {code}" + (f": {lines[-1]}" if lines else "")
 
 
-def fetch_nvrtc(requirement: str, folder: Path, settings: Settings) -> None:
-    """Install the compiler package ``requirement`` as ``folder`` with pip, touching no environment.
+def fetch_nvrtc(requirement: str, folder: Path, settings: Settings, brings: str = "nvidia") -> None:
+    """Install the package ``requirement`` as ``folder`` with pip, touching no environment.
 
     The folder appears by one rename: whoever is killed on the way leaves nothing that looks like a compiler.
+
+    Args:
+        requirement: with its version.
+        folder: where it goes.
+        settings: the environment of pip.
+        brings: top-level folder of the package: where it is, nothing is missing.
 
     Raises:
         CompilerMissing: pip failed; its output stands in ``why``.
@@ -336,11 +342,11 @@ def fetch_nvrtc(requirement: str, folder: Path, settings: Settings) -> None:
         private.chmod(0o755)
         with store_errors(folder):
             try:
-                if not (folder / "nvidia").is_dir():
+                if not (folder / brings).is_dir():
                     FILES.remove_tree(folder)  # half of one, left by an older release of this project
                 FILES.rename(private, folder)
             except OSError:
-                if not (folder / "nvidia").is_dir():  # not somebody who was faster
+                if not (folder / brings).is_dir():  # not somebody who was faster
                     raise
     finally:
         FILES.remove_tree(private)

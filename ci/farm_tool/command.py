@@ -15,8 +15,9 @@ from typing import Any
 
 from op_builder.cells import Cell, cells, find_cell
 from op_builder.errors import OpsError, UsageError
+from op_builder.manifest import Manifest
 
-from . import parts, records, sets
+from . import dockerfile, engines, images, own_engine, parts, records, sets, status
 from .home import Farm, settings_of
 from .parts import Workplace
 
@@ -64,30 +65,122 @@ def chosen_cells(options: argparse.Namespace, place: Workplace) -> list[Cell]:
     named = {find_cell(name) for name in options.cells}
     if options.all:
         return list(cells())
+    if options.changed:
+        planned = status.plan(place, cells())
+        return [cell for cell in cells() if status.status_of(cell, place, planned)["changed"]]
     return [cell for cell in cells() if cell in named]
 
 
+def build_ship(options: argparse.Namespace, place: Workplace) -> int:
+    """``build --ship``: what wheels and conda packages take."""
+    if options.out is None:
+        raise UsageError("build --ship needs a folder", "its parts are laid out for wheels and conda", "--out DIR")
+    made, record = build_parts(place, "ship-set", sets.wants_of_ship(), not options.no_host)
+    parts.export(made, options.out)
+    say(f"wrote {options.out}: {record['bytes']} bytes")
+    if options.record:
+        say(f"recorded in {records.publish('ship set', record)}")
+    return 0
+
+
 def build(options: argparse.Namespace, place: Workplace) -> int:
-    """``build``: parts of the ship set or of cells."""
+    """``build``: the ship set, or cells with their images."""
     if options.ship:
-        if options.out is None:
-            raise UsageError("build --ship needs a folder", "its parts are laid out for wheels and conda", "--out DIR")
-        made, record = build_parts(place, "ship-set", sets.wants_of_ship(), not options.no_host)
-        parts.export(made, options.out)
-        say(f"wrote {options.out}: {record['bytes']} bytes")
-        if options.record:
-            say(f"recorded in {records.publish('ship set', record)}")
-        return 0
+        return build_ship(options, place)
     chosen = chosen_cells(options, place)
+    if not chosen and options.changed:
+        say("nothing changed")
+        return 0
     if not chosen:
-        raise UsageError("nothing to build", "no cell was named", "ci/farm build cpu, --ship or --all")
-    name = chosen[0].name if len(chosen) == 1 else "cell-set" if options.all else "cells"
-    made, record = build_parts(place, name, sets.wants_of_cells(chosen), not options.no_host)
+        raise UsageError("nothing to build", "no cell was named", "ci/farm build cpu, --changed, --all or --ship")
+    whole = "cell-set" if options.all else chosen[0].name if len(chosen) == 1 else "cells"
+    images_too = not (options.parts_only or options.no_host or options.out is not None)
+    engine = engine_of(options, place) if images_too and any(cell.tags for cell in chosen) else None
+    made, record = build_parts(place, whole, sets.wants_of_cells(chosen), not options.no_host)
     if options.out is not None:
         parts.export(made, options.out)
         say(f"wrote {options.out}: {record['bytes']} bytes")
-    if options.record:
-        say(f"recorded in {records.publish('cell set' if options.all else name, record)}")
+    for cell in chosen:
+        mine = [p for p in made if p.manifest.kind == "host" or _belongs(p.manifest, cell)]
+        rows = [row for row in record["parts"] if row["key"] in {p.manifest.key for p in mine}]
+        one = {**record, "parts": rows, "bytes": sum(row["size"] for row in rows)}
+        if options.no_host or options.out is not None:
+            continue
+        one["digest"] = images.cell_digest(cell, [row["key"] for row in rows], place.home)
+        if engine is not None and cell.tags:
+            say(f"building the image of {cell.name} with {engine.name}")
+            one |= images.build_image(cell, mine, place, engine, options.torch_index, record["commit"])
+            say(f"{', '.join(cell.tags)}: {one['image_bytes'] / 1e6:.0f} MB, {one['image_seconds']} s")
+        records.write(place.farm, cell.name, one)
+        if options.record and engine is not None:
+            say(f"recorded in {records.publish(cell.name, one)}")
+    if options.record and engine is None:
+        say(f"recorded in {records.publish('cell set' if options.all else whole, record)}")
+    return 0
+
+
+def _belongs(manifest: Manifest, cell: Cell) -> bool:
+    return cell.target is not None and (manifest.variant, manifest.compiler_release) == (cell.target.variant, cell.cuda)
+
+
+def engine_of(options: argparse.Namespace, place: Workplace) -> engines.Engine:
+    """The container engine of this invocation."""
+    return engines.find_engine(options.engine, engines.client_env(os.environ, place.farm.engine))
+
+
+def table(options: argparse.Namespace, place: Workplace) -> int:
+    """``list``: every cell, its tag, compiler, torch, architecture, size and status."""
+    from rich.console import Console
+    from rich.table import Table
+
+    planned = status.plan(place, cells())
+    out = Table(box=None, pad_edge=False)
+    for name in ("cell", "tag", "compiler", "torch", "arch", "size", "status"):
+        out.add_column(name, justify="right" if name == "size" else "left", no_wrap=True)
+    for cell in cells():
+        row = status.status_of(cell, place, planned)
+        size = row["image_bytes"] or row["parts_bytes"]
+        tag = cell.tags[-1] if cell.tags else "(parts only)"
+        by = (row["compiler"] or "").replace("nvidia-cuda-", "")
+        text = f"{size / 1e6:,.1f} MB" if size else ""
+        out.add_row(cell.name, tag, by, cell.torch or "", row["arch"] or "", text, row["status"])
+    Console(width=None if sys.stdout.isatty() else 200).print(out)
+    return 0
+
+
+def plan(options: argparse.Namespace, place: Workplace) -> int:
+    """``plan``: the cells that a build would build and what each lacks; with ``--json`` for CI's matrix."""
+    chosen = [find_cell(name) for name in options.cells] or list(cells())
+    planned = status.plan(place, cells())
+    rows = [status.status_of(cell, place, planned) for cell in chosen]
+    rows = [row for row in rows if row["changed"] or not options.changed]
+    if options.json:
+        sys.stdout.write(json.dumps({"cells": rows}, indent=None if options.compact else 1) + "\n")
+        return 0
+    for row in rows:
+        lacking = len(row["parts"]) - row["in_store"]
+        sys.stdout.write(f"{row['cell']}: {row['status']}, {lacking} of {len(row['parts'])} parts to compile\n")
+    return 0
+
+
+def render(options: argparse.Namespace, place: Workplace) -> int:
+    """``render``: a standalone Dockerfile of one cell."""
+    sys.stdout.write(dockerfile.render(find_cell(options.cell), place.home))
+    return 0
+
+
+def own(options: argparse.Namespace, place: Workplace) -> int:
+    """``engine``: the farm's own dockerd, and a base image without a registry."""
+    docker = own_engine.OwnDocker(place.farm.engine)
+    if options.action == "start":
+        docker.start(place.say)
+        say(f"dockerd listens on {docker.socket}")
+    elif options.action == "stop":
+        docker.stop()
+    elif options.action == "remove":
+        docker.remove()
+    else:
+        images.make_base(engine_of(options, place), place)
     return 0
 
 
@@ -97,15 +190,33 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--farm", type=Path, help="the farm's folder; default DS_FARM_DIR, else in the user's cache")
     top.add_argument("--jobs", type=int, help="parallel compilers; default: as many as cores and free memory allow")
     top.add_argument("--memory-gb", type=float, help="what they may take together")
+    top.add_argument("--engine", help="docker or podman; default: the first that answers")
     commands = top.add_subparsers(dest="command", required=True)
     made = commands.add_parser("build", help="build the parts, and the images, of cells or of the ship set")
     made.add_argument("cells", nargs="*", metavar="CELL", help="names as ci/farm list shows them")
     made.add_argument("--all", action="store_true", help="every cell")
     made.add_argument("--ship", action="store_true", help="the parts of wheels and conda packages, into --out")
     made.add_argument("--out", type=Path, help="a folder of parts and manifests, made anew")
+    made.add_argument("--changed", action="store_true", help="every cell that differs from its last build")
+    made.add_argument("--parts-only", action="store_true", help="no images; needs no engine")
+    made.add_argument("--torch-index", default=os.environ.get("DS_TORCH_INDEX", ""), help="torch's own wheel index")
     made.add_argument("--no-host", action="store_true", help="GPU parts only")
     made.add_argument("--record", action="store_true", help="append sizes and times to benchmarks/results/farm.json")
     made.set_defaults(run=build)
+    shown = commands.add_parser("list", help="every cell")
+    shown.set_defaults(run=table)
+    planned = commands.add_parser("plan", help="what a build would do")
+    planned.add_argument("cells", nargs="*", metavar="CELL")
+    planned.add_argument("--json", action="store_true", help="for machines")
+    planned.add_argument("--compact", action="store_true", help="on one line")
+    planned.add_argument("--changed", action="store_true", help="only cells that differ from their last build")
+    planned.set_defaults(run=plan)
+    rendered = commands.add_parser("render", help="print the Dockerfile of one cell")
+    rendered.add_argument("cell", metavar="CELL")
+    rendered.set_defaults(run=render)
+    service = commands.add_parser("engine", help="a dockerd of the farm's own, on Debian")
+    service.add_argument("action", choices=("start", "stop", "remove", "base"))
+    service.set_defaults(run=own)
     return top
 
 

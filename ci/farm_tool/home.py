@@ -49,6 +49,11 @@ class Farm:
         return self.root / "records"
 
     @property
+    def engine(self) -> Path:
+        """An engine of the farm's own."""
+        return self.root / "engine"
+
+    @property
     def contexts(self) -> Path:
         """What is handed to an engine, a folder per cell."""
         return self.root / "contexts"

@@ -21,7 +21,7 @@ from op_builder.settings import Settings
 from op_builder.store import Part, Store, store_errors
 from op_builder.toolchain import Toolchain, discover_host
 
-from .compilers import fetched
+from .compilers import fetched, lowest_ffi
 from .home import ROOT, Farm
 from .sets import Want, device_plans, host_plans, once
 
@@ -68,7 +68,8 @@ class Workplace:
     def host_tools(self) -> tuple[Toolchain, HostFacts]:
         """The C++ compiler of this machine, and the machine."""
         host = detect(self.settings.env)
-        return discover_host(self.settings, host), host
+        tools = discover_host(self.settings, host)
+        return lowest_ffi(tools, host, self.farm, self.settings, self.say), host
 
 
 def plans_of(place: Workplace, wants: Sequence[Want], with_host: bool) -> list[PartPlan]:
