@@ -1,7 +1,7 @@
 """Everything that is generated from ``ci/matrix.toml``, the op specs, the error classes and the benchmarks' records.
 
 python ci/gen.py            write what differs
-python ci/gen.py --check    exit 1 and name what differs (also: pins of pyproject.toml against the matrix)
+python ci/gen.py --check    exit 1 and name what differs (also: pins of pyproject.toml and the Dockerfile)
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "ci")]
 
 import windows_ci
+from farm_tool import bake
+from farm_tool import workflow as farm_ci
 
 from op_builder import errors, faults, matrix
 from op_builder.matrix import Arch, Matrix, dotted
@@ -263,6 +265,16 @@ def nvcc_table() -> str:
     return table(["nvcc of CUDA", "`cl`"], [[dotted(r.release), str(r.msvc).replace(",", ", ")] for r in releases])
 
 
+def bake_file() -> str:
+    """``docker/docker-bake.hcl``."""
+    return bake.hcl(COMMAND, matrix.load())
+
+
+def farm_workflow() -> str:
+    """``.github/workflows/farm.yml``."""
+    return farm_ci.workflow(COMMAND, matrix.load())
+
+
 def workflow() -> str:
     """``.github/workflows/windows.yml``."""
     return windows_ci.workflow(COMMAND, matrix.load())
@@ -277,12 +289,14 @@ FILES: dict[str, Callable[[], str]] = {
     "docs/windows.md": windows_page,
     "environment.yml": environment,
     ".github/workflows/windows.yml": workflow,
+    ".github/workflows/farm.yml": farm_workflow,
+    "docker/docker-bake.hcl": bake_file,
     "op_builder/tested.py": tested,
 }
 
 
 def pins() -> list[str]:
-    """What ``pyproject.toml`` must say because the matrix says it, and does not."""
+    """What ``pyproject.toml`` and ``docker/Dockerfile`` must say because the matrix says it, and does not."""
     tables, text = matrix.load(), (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     ffi = f'"{tables.ffi_package}>={tables.ffi_minimum},<{tables.ffi_below}"'
     wanted = {
@@ -291,7 +305,10 @@ def pins() -> list[str]:
         ffi: 2,
         **{f'"Programming Language :: Python :: {python}"': 1 for python in tables.pythons},
     }
-    return [f"pyproject.toml lacks {line}" for line, times in wanted.items() if text.count(line) != times]
+    lacking = [f"pyproject.toml lacks {line}" for line, times in wanted.items() if text.count(line) != times]
+    base = f"ARG BASE={tables.image.base}\n"
+    found = (ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8").count(base)
+    return lacking if found == 1 else [*lacking, f"docker/Dockerfile lacks {base.strip()}"]
 
 
 def stale() -> list[str]:

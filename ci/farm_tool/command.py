@@ -17,8 +17,21 @@ from op_builder.cells import Cell, cells, find_cell
 from op_builder.errors import OpsError, UsageError
 from op_builder.manifest import Manifest
 
-from . import dockerfile, engines, images, own_engine, parts, records, sets, status
-from .home import Farm, settings_of
+from . import (
+    dockerfile,
+    engines,
+    images,
+    own_engine,
+    page,
+    parts,
+    pruning,
+    pushing,
+    records,
+    sets,
+    status,
+    trial,
+)
+from .home import ROOT, Farm, settings_of
 from .parts import Workplace
 
 
@@ -107,9 +120,13 @@ def build(options: argparse.Namespace, place: Workplace) -> int:
         if options.no_host or options.out is not None:
             continue
         one["digest"] = images.cell_digest(cell, [row["key"] for row in rows], place.home)
+        before = records.read(place.farm, cell.name) or {}
+        if before.get("digest") == one["digest"]:  # its image is still that of these parts
+            one = {**{k: before[k] for k in images.IMAGE_KEYS if k in before}, **one}
         if engine is not None and cell.tags:
             say(f"building the image of {cell.name} with {engine.name}")
-            one |= images.build_image(cell, mine, place, engine, options.torch_index, record["commit"])
+            index = options.torch_index.replace("{cuda}", cell.name.partition("-")[0])
+            one |= images.build_image(cell, mine, place, engine, index, record["commit"])
             say(f"{', '.join(cell.tags)}: {one['image_bytes'] / 1e6:.0f} MB, {one['image_seconds']} s")
         records.write(place.farm, cell.name, one)
         if options.record and engine is not None:
@@ -152,20 +169,75 @@ def plan(options: argparse.Namespace, place: Workplace) -> int:
     """``plan``: the cells that a build would build and what each lacks; with ``--json`` for CI's matrix."""
     chosen = [find_cell(name) for name in options.cells] or list(cells())
     planned = status.plan(place, cells())
-    rows = [status.status_of(cell, place, planned) for cell in chosen]
-    rows = [row for row in rows if row["changed"] or not options.changed]
-    if options.json:
-        sys.stdout.write(json.dumps({"cells": rows}, indent=None if options.compact else 1) + "\n")
-        return 0
-    for row in rows:
-        lacking = len(row["parts"]) - row["in_store"]
-        sys.stdout.write(f"{row['cell']}: {row['status']}, {lacking} of {len(row['parts'])} parts to compile\n")
+    rows = [status.status_of(cell, place, planned) for cell in chosen if cell.tags or not options.images]
+    registry = os.environ.get("FARM_REGISTRY", "")
+    if options.changed and registry:
+        engine = engine_of(options, place)
+        rows = [r for r in rows if not pushing.is_there(find_cell(r["cell"]), r["digest"], registry, engine)]
+    elif options.changed:
+        rows = [row for row in rows if row["changed"]]
+    rows = rows[: options.most]
+    if options.names:
+        sys.stdout.write(json.dumps([row["cell"] for row in rows]) + "\n")
+    elif options.json:
+        sys.stdout.write(json.dumps({"cells": rows}, indent=1) + "\n")
+    else:
+        for row in rows:
+            lacking = len(row["parts"]) - row["in_store"]
+            sys.stdout.write(f"{row['cell']}: {row['status']}, {lacking} of {len(row['parts'])} parts to compile\n")
     return 0
 
 
 def render(options: argparse.Namespace, place: Workplace) -> int:
     """``render``: a standalone Dockerfile of one cell."""
     sys.stdout.write(dockerfile.render(find_cell(options.cell), place.home))
+    return 0
+
+
+def test(options: argparse.Namespace, place: Workplace) -> int:
+    """``test``: what images promise, tried in hardened containers."""
+    engine, failed = engine_of(options, place), 0
+    for cell in [find_cell(name) for name in options.cells]:
+        for name, attempt in trial.trials(cell, engine).items():
+            try:
+                sys.stdout.write(f"ok      {cell.name} {name}: {attempt()}\n")
+            except OpsError as exc:
+                failed += 1
+                sys.stdout.write(f"FAILED  {cell.name} {name}: {exc}\n")
+            sys.stdout.flush()
+    return int(failed > 0)
+
+
+def prune(options: argparse.Namespace, place: Workplace) -> int:
+    """``prune``: delete what no cell and no set needs; ``--dry-run`` only says what."""
+    freed = 0
+    for path in pruning.candidates(place):
+        freed += pruning.bytes_of(path)
+        sys.stdout.write(f"{path.relative_to(place.farm.root)}\n")
+        if not options.dry_run and not pruning.delete(path):
+            say(f"somebody holds {path}")
+    say(f"{freed / 1e6:.1f} MB {'could be' if options.dry_run else 'were'} freed")
+    return 0
+
+
+def push(options: argparse.Namespace, place: Workplace) -> int:
+    """``push``: images to a registry."""
+    engine = engine_of(options, place)
+    for cell in [find_cell(name) for name in options.cells]:
+        record = records.read(place.farm, cell.name) or {}
+        if not record.get("image"):
+            raise UsageError(f"{cell.name} was not built here", "its record has no image", f"ci/farm build {cell.name}")
+        pushed = pushing.push(cell, record["digest"], options.to, engine)
+        say(f"{cell.name}: " + (f"pushed {', '.join(pushed)}" if pushed else "the registry has this digest"))
+    return 0
+
+
+def report(options: argparse.Namespace, place: Workplace) -> int:
+    """``report``: the static page."""
+    made = page.page(page.gather(place, records.RESULTS))
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(made, encoding="utf-8")
+    say(f"wrote {options.out}")
     return 0
 
 
@@ -208,12 +280,28 @@ def parser() -> argparse.ArgumentParser:
     planned = commands.add_parser("plan", help="what a build would do")
     planned.add_argument("cells", nargs="*", metavar="CELL")
     planned.add_argument("--json", action="store_true", help="for machines")
-    planned.add_argument("--compact", action="store_true", help="on one line")
-    planned.add_argument("--changed", action="store_true", help="only cells that differ from their last build")
+    planned.add_argument("--names", action="store_true", help="a JSON list of names: the axis of CI's matrix")
+    planned.add_argument("--images", action="store_true", help="only cells with an image")
+    changed = "only cells that differ from their last build, or that FARM_REGISTRY lacks where it is set"
+    planned.add_argument("--changed", action="store_true", help=changed)
+    planned.add_argument("--most", type=int, help="at most so many")
     planned.set_defaults(run=plan)
     rendered = commands.add_parser("render", help="print the Dockerfile of one cell")
     rendered.add_argument("cell", metavar="CELL")
     rendered.set_defaults(run=render)
+    tried = commands.add_parser("test", help="try what images promise")
+    tried.add_argument("cells", nargs="+", metavar="CELL")
+    tried.set_defaults(run=test)
+    pruned = commands.add_parser("prune", help="delete what no cell needs")
+    pruned.add_argument("--dry-run", action="store_true")
+    pruned.set_defaults(run=prune)
+    pushed = commands.add_parser("push", help="push images to a registry, unless it has them")
+    pushed.add_argument("cells", nargs="+", metavar="CELL")
+    pushed.add_argument("--to", required=True, metavar="REGISTRY/NAMESPACE")
+    pushed.set_defaults(run=push)
+    shown = commands.add_parser("report", help="write the matrix as a static page")
+    shown.add_argument("--out", type=Path, default=ROOT / "build" / "farm.html")
+    shown.set_defaults(run=report)
     service = commands.add_parser("engine", help="a dockerd of the farm's own, on Debian")
     service.add_argument("action", choices=("start", "stop", "remove", "base"))
     service.set_defaults(run=own)

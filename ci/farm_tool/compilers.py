@@ -1,4 +1,4 @@
-"""NVIDIA's run-time compiler of each CUDA release, and the lowest TVM-FFI, from the Python package index, in the farm's own folder."""
+"""From the Python package index, in the farm's own folder: NVRTC of each CUDA release, and the lowest TVM-FFI."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class Engine:
         answer = self(*words)
         if answer.code:
             raise failure(f"{self.name} {' '.join(words[:2])} failed", answer)
-        return answer.output.strip()
+        return answer.output.rstrip("\n")
 
     def has(self, image: str) -> bool:
         """Whether an image is in the engine's own storage."""

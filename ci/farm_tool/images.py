@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -27,20 +29,28 @@ WHEEL_SOURCES = (
     *("version.txt", "pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in", "op_builder", "csrc", "src"),
     *("ci/matrix.toml", "ci/build_backend.py"),
 )
+# What a record says of an image.
+IMAGE_KEYS = ("engine", "image", "tags", "layers", "image_bytes", "image_seconds")
 _NEEDED_GB = {"cpu": 4.0, "cuda": 16.0}
 
 
 def cell_digest(cell: Cell, keys: Iterable[str], home: Path) -> str:
     """Digest of everything that decides a cell: keys of its parts, Dockerfile, arguments, sources of the wheel."""
+    given = dockerfile.arguments(cell) if cell.tags else {}
+    text = json.dumps([sorted(keys), sources_digest(home) if cell.tags else "", given], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@functools.cache
+def sources_digest(home: Path) -> str:
+    """Digest of the Dockerfile and of the wheel's sources, read once per process."""
     files: dict[str, str] = {}
     for name in (dockerfile.DOCKERFILE.as_posix(), *WHEEL_SOURCES):
         top = home / name
         for path in [top] if top.is_file() else sorted(top.rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts and ".egg-info" not in str(path):
                 files[path.relative_to(home).as_posix()] = hashlib.sha256(path.read_bytes()).hexdigest()
-    given = dockerfile.arguments(cell) if cell.tags else {}
-    text = json.dumps([sorted(keys), files if cell.tags else {}, given], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
 
 def build_image(
@@ -98,7 +108,13 @@ def build_image(
 
 
 def build_words(
-    engine: Engine, place: Workplace, given: dict[str, str], folder: Path, torch_index: str, revision: str, private: Path
+    engine: Engine,
+    place: Workplace,
+    given: dict[str, str],
+    folder: Path,
+    torch_index: str,
+    revision: str,
+    private: Path,
 ) -> list[str]:
     """The command line of a build, without its context."""
     settings = pip_settings.read(place.settings.env)
@@ -120,8 +136,12 @@ def build_words(
     return words
 
 
-def torch_wheels(place: Workplace, requirement: str, index: str) -> Path | None:
-    """A folder with the torch wheel of this very build, taken once by the host's pip; None where it has none."""
+def torch_wheels(place: Workplace, requirement: str, index: str) -> Path:
+    """A folder with the torch wheel of this very build, taken once by the host's pip.
+
+    Raises:
+        ImageFailed: pip does not find it.
+    """
     folder = place.farm.root / "wheels" / requirement
     if any(folder.glob("*.whl")):
         return folder
@@ -131,12 +151,15 @@ def torch_wheels(place: Workplace, requirement: str, index: str) -> Path | None:
     with tempfile.TemporaryDirectory(dir=folder.parent) as fresh:
         pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:", "--dest", fresh]
         pip += ["--python-version", version, "--disable-pip-version-check"]
+        pip += ["--index-url", index] if index else []
         done = subprocess.run(
-            [*pip, *(["--index-url", index] if index else []), requirement], env=dict(place.settings.env),
-            stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace", timeout=3600, check=False,
+            [*pip, requirement], env=dict(place.settings.env), stdin=subprocess.DEVNULL, capture_output=True,
+            encoding="utf-8", errors="replace", timeout=3600, check=False,
         )  # fmt: skip
         if done.returncode:
-            return None
+            last = (done.stderr.strip().splitlines() or ["pip failed"])[-1]
+            fix = "--torch-index (or DS_TORCH_INDEX): the URL of torch's own wheel index for this build"
+            raise ImageFailed(f"{requirement} cannot be had", last, fix)
         FILES.remove_tree(folder)
         folder.mkdir()
         for wheel in Path(fresh).glob("*.whl"):
@@ -147,10 +170,13 @@ def torch_wheels(place: Workplace, requirement: str, index: str) -> Path | None:
 def _steps(say: Callable[[str], None]) -> Callable[[str], None]:
     """Of a build's output only the lines that name a step of the file."""
 
+    seen: set[str] = set()
+
     def tell(line: str) -> None:
-        _, mark, step = line.partition("] ")
-        if mark and line.startswith(("#", "[", "STEP")) and step and not step.startswith("sha256"):
-            say(line[:160])
+        step = re.fullmatch(r"(?:#\d+ )?\[([\w-]+ \d+/\d+)\] (?:STEP \S+ )?([A-Z]+)\b.*?([\w.=+-]+)\s*", line)
+        if step is not None and step[1] not in seen:
+            seen.add(step[1])
+            say(f"  {step[1]} {step[2]} ... {step[3]}")
 
     return tell
 
@@ -222,6 +248,8 @@ def health(engine: Engine, cell: Cell, image: str) -> None:
     Raises:
         ImageFailed: one does not load.
     """
-    answer = engine("run", *HARDENED, "-e", "DS_JIT=0", "--entrypoint", "python", image, "-m", "deepspeed_ops.container", "health")
+    answer = engine(
+        "run", *HARDENED, "-e", "DS_JIT=0", "--entrypoint", "python", image, "-m", "deepspeed_ops.container", "health"
+    )
     if answer.code:
         raise ImageFailed(f"the image of {cell.name} is not healthy", answer.output.strip(), "")

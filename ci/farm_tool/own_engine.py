@@ -114,7 +114,9 @@ class OwnDocker:
             OpsError: it did not come up; ``why`` ends with its log.
         """
         if len(str(self.socket)) > 100:
-            raise UsageError(f"{self.folder} is too long", "a socket's path has at most 108 characters", "a shorter one")
+            raise UsageError(
+                f"{self.folder} is too long", "a socket's path has at most 108 characters", "a shorter one"
+            )
         install(HOST_TOOLS)
         self.stop()
         if not (self.folder / "usr" / "sbin" / "dockerd").exists():
@@ -217,7 +219,18 @@ def make_base(tarball: Path, codename: str | None = None) -> Path:
         tarball.parent.mkdir(parents=True, exist_ok=True)
         fresh = tarball.with_name(f".{os.getpid()}-{tarball.name}")
         try:
-            run(["mmdebstrap", "--quiet", "--variant=minbase", codename or source.codename, str(fresh), source.uri])
+            slim = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("doc", "info", "locale", "man")]
+            run(
+                [
+                    "mmdebstrap",
+                    "--quiet",
+                    "--variant=minbase",
+                    *slim,
+                    codename or source.codename,
+                    str(fresh),
+                    source.uri,
+                ]
+            )
             fresh.rename(tarball)
         finally:
             fresh.unlink(missing_ok=True)

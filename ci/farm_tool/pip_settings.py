@@ -1,4 +1,4 @@
-"""The host's pip settings, as an image build may have them: how to reach an index, not where this machine keeps files."""
+"""The host's pip settings, as an image build may have them: how to reach an index, no folder of this machine."""
 
 from __future__ import annotations
 

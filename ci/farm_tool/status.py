@@ -37,7 +37,8 @@ def status_of(cell: Cell, place: Workplace, planned: Planned) -> dict[str, Any]:
     """A cell as ``plan --json`` shows it.
 
     Returns:
-        Names, releases, keys of its parts, how many the store has, and whether anything differs from its last build.
+        ``status`` is ``built``, ``parts`` (all there, and the image is not), ``changed`` or ``never built``. Names,
+        releases, keys of its parts, how many the store has, and whether anything differs from its last build.
     """
     mine = planned.of(cell)
     store = place.farm.store
@@ -46,9 +47,7 @@ def status_of(cell: Cell, place: Workplace, planned: Planned) -> dict[str, Any]:
     record = records.read(place.farm, cell.name) or {}
     same = record.get("digest") == digest and len(held) == len(mine)
     image = not cell.tags or bool(record.get("image"))
-    status = "built" if same and image else "changed" if record else "never built"
-    if cell.cuda is not None and not cell.tags:
-        status = {"built": "parts built"}.get(status, status)
+    status = "never built" if not record else "changed" if not same else "built" if image else "parts"
     return {
         "cell": cell.name,
         "names": list(cell.names),

@@ -1,4 +1,5 @@
-"""What our images run: ``python -m deepspeed_ops.container run CMD...`` greets and becomes CMD; ``health`` loads every op.
+"""What our images run, as ``python -m deepspeed_ops.container``: ``run CMD...`` greets and
+becomes CMD, ``health`` loads every op.
 
 The greeting is three lines on standard error: the cell, the GPUs seen, the ops ready. It builds nothing, needs no torch
 and never stops the command from running.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -67,11 +69,22 @@ def run(command: Sequence[str], env: Mapping[str, str]) -> int:
     sys.stderr.flush()
     if not command:
         return 0
+    env = {**env, **temporary(env)}
     try:
-        os.execvpe(command[0], list(command), dict(env))
+        os.execvpe(command[0], list(command), env)
     except OSError as exc:
         sys.stderr.write(f"{command[0]}: {exc.strerror}\n")
         return 127
+
+
+def temporary(env: Mapping[str, str]) -> dict[str, str]:
+    """``TMPDIR`` for a read-only container without a tmpfs, where torch itself does not import: shared memory."""
+    try:
+        tempfile.gettempdir()
+    except OSError:
+        if not env.get("TMPDIR") and os.access("/dev/shm", os.W_OK | os.X_OK):
+            return {"TMPDIR": "/dev/shm"}
+    return {}
 
 
 def health(env: Mapping[str, str]) -> int:

@@ -13,7 +13,7 @@ from deepspeed_ops.op_builder.loader import Loader
 from deepspeed_ops.op_builder.process import check_python, process_state
 from deepspeed_ops.op_builder.settings import Settings
 from deepspeed_ops.op_builder.spec import OpSpec, all_specs
-from deepspeed_ops.op_builder.store import Part, Store
+from deepspeed_ops.op_builder.store import Part
 from deepspeed_ops.report_data import OpLine, Way
 
 if TYPE_CHECKING:
@@ -75,7 +75,8 @@ def _line(loader: Loader, spec: OpSpec, seen: Seen) -> OpLine:
         resolutions += [loader.resolution(spec.name, device) for device in devices]
     except OpsError as exc:
         return OpLine(spec.name, False, False, (Way("host library", "fail", exc.what, (exc.why,), exc.fix),))
-    ours = [p for p in Store(loader.home / "parts", "package").parts(spec.name) if isinstance(p, Part)]
+    brought = [store for store in loader.stores if store.origin in ("package", "share")]
+    ours = [p for store in brought for p in store.parts(spec.name) if isinstance(p, Part)]
     installed = any(p.manifest.kind == "host" and p.manifest.platform == seen.host.platform for p in ours)
     return op_line(spec, resolutions, installed)
 

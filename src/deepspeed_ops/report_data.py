@@ -134,7 +134,8 @@ def gather(env: Mapping[str, str] | None = None) -> Report:
 
     seen = ops_report.look(env, HOME)
     here = version.current()
-    built = _quietly(lambda: manifests(HOME / "parts"), [], seen.problems)
+    places = (HOME / "parts", Path(sys.prefix, "share", "deepspeed-ops"))
+    built = _quietly(lambda: [m for place in places for m in manifests(place)], [], seen.problems)
     return Report(
         version=here.version,
         git_hash=here.git_hash,
