@@ -67,6 +67,7 @@ class Arch:
 
     capability: Capability
     name: str
+    gpus: tuple[str, ...]
     listed: bool
     first: Version
     last: Version | None
@@ -245,7 +246,7 @@ class Matrix:
         return found
 
 
-_ARCH_KEYS = {"name", "listed", "first", "last", "a", "f", "family", "tegra", "driver", "cell", "ship", "now"}
+_ARCH_KEYS = {"name", "gpus", "listed", "first", "last", "a", "f", "family", "tegra", "driver", "cell", "ship", "now"}
 
 
 def _arch(key: str, row: Mapping[str, Any]) -> Arch:
@@ -261,6 +262,7 @@ def _arch(key: str, row: Mapping[str, Any]) -> Arch:
     return Arch(
         capability=_pair(key),
         name=row["name"],
+        gpus=tuple(row.get("gpus", ())),
         listed=bool(row.get("listed", False)),
         first=parse_version(row["first"]),
         last=version("last"),

@@ -1,8 +1,8 @@
 """What has run on a GPU, read from the records of ``ci/gpu_suite.py`` in ``benchmarks/results``.
 
-A record counts if it ended well (``rc`` 0). Two forms tell architectures: a key ``ran`` (``{"release": "12.1", "sass":
-["sm90"], "ptx": ["sm86"]}``), or the words of a case, ``source of sm_80 86 through its PTX (NVRTC 12.1)``. A record of
-the GPU tests themselves counts as machine code of the device it names, by the CUDA release of its torch.
+A record counts if it ended well (``rc`` 0). Two forms tell architectures: a key ``ran`` (``release``, and lists of
+variants under ``sass`` and ``ptx``), or the words of a case, ``source of sm_AA BB through its PTX (NVRTC X.Y)``. A record
+of the GPU tests themselves counts as machine code of the device it names, by the CUDA release of its torch.
 """
 
 from __future__ import annotations
@@ -15,12 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from op_builder.cells import Cell
+from op_builder.matrix import load
 
-# Data-centre and desktop GPUs by the name their driver gives them; another one counts once it is added here.
-DEVICES: Mapping[str, tuple[int, int]] = {
-    "V100": (7, 0), "T4": (7, 5), "A100": (8, 0), "A10": (8, 6), "RTX 3090": (8, 6), "L4": (8, 9), "RTX 4090": (8, 9),
-    "H100": (9, 0), "H200": (9, 0), "B200": (10, 0), "RTX 5090": (12, 0),
-}  # fmt: skip
 _PTX = re.compile(r"source of sm_([\d ]+?) through its PTX \(NVRTC (\d+\.\d+)\)")
 _TESTS = ("tests", "marker gpu")
 
@@ -62,12 +58,20 @@ def runs_of(rows: Iterable[Mapping[str, Any]]) -> list[GpuRun]:
             found += [GpuRun(v, kind, str(said.get("release", "")), **facts) for v in said.get(kind, ())]
         if match is not None:
             found += [GpuRun(f"sm{number}", "ptx", match[2], **facts) for number in match[1].split()]
-        capability = next((c for name, c in DEVICES.items() if re.search(rf"\b{name}\b", facts["device"])), None)
+        capability = capability_of_device(facts["device"])
         built = re.search(r"\+cu(\d{2,3})(\d)$", str(row.get("torch", "")))
         if capability and built and facts["case"].startswith(_TESTS) and row.get("passed"):
             variant, release = f"sm{capability[0]}{capability[1]}", f"{built[1]}.{built[2]}"
             found.append(GpuRun(variant, "sass", release, **facts))
     return found
+
+
+def capability_of_device(name: str) -> tuple[int, int] | None:
+    """Compute capability of a GPU by its name, as far as ``ci/matrix.toml`` names it."""
+    for capability, arch in load().archs.items():
+        if any(re.search(rf"\b{gpu}\b", name) for gpu in arch.gpus):
+            return capability
+    return None
 
 
 def verdict(cell: Cell, runs: Iterable[GpuRun]) -> tuple[str, list[GpuRun]]:

@@ -85,6 +85,10 @@ def build_image(
         for name, value in dockerfile.labels(cell).items():
             words += ["--label", f"{name}={value}"]
         answer = engine(*words, str(place.home), tell=_steps(place.say))
+        if answer.code and _KNOWS_NO_NETWORK in answer.output:
+            words[words.index("--file") + 1] = str(without_network_flag(place.home, Path(private)))
+            place.say("this podman's RUN knows no --network: here the compile steps are not cut off from the network")
+            answer = engine(*words, str(place.home), tell=_steps(place.say))
         if answer.code:
             raise failure(f"the image of {cell.name} could not be built", answer)
         image = (Path(private) / "iid").read_text(encoding="utf-8").strip()
@@ -105,6 +109,18 @@ def build_image(
         "image_bytes": sum(ledger.values()),
         "image_seconds": round(time.monotonic() - start, 1),
     }
+
+
+# What buildah says before the release that learned RUN --network.
+_KNOWS_NO_NETWORK = "RUN only supports the --mount flag"
+
+
+def without_network_flag(home: Path, private: Path) -> Path:
+    """A copy of the Dockerfile for an engine that is too old for ``RUN --network=none``, the same but for that flag."""
+    text = (home / dockerfile.DOCKERFILE).read_text(encoding="utf-8")
+    copy = private / "Dockerfile"
+    copy.write_text(text.replace("RUN --network=none ", "RUN "), encoding="utf-8")
+    return copy
 
 
 def build_words(

@@ -206,6 +206,48 @@ class OwnDocker:
                 run(["dpkg-deb", "-x", str(deb), str(self.folder)])
 
 
+@dataclass(frozen=True)
+class OwnPodman:
+    """podman with its storage in a folder, set up so that it works as root inside a container or a small machine."""
+
+    folder: Path
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Environment of the command."""
+        conf = {"CONTAINERS_CONF": "containers.conf", "CONTAINERS_STORAGE_CONF": "storage.conf"}
+        path = f"/usr/local/sbin:/usr/sbin:/sbin:{os.environ.get('PATH', '')}"
+        return {**os.environ, "PATH": path, **{k: str(self.folder / v) for k, v in conf.items()}}
+
+    def start(self) -> None:
+        """Install podman if need be and write its settings: there is no daemon."""
+        install(PODMAN_TOOLS)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        containers = [
+            "[containers]",
+            'default_ulimits = ["nofile=16384:16384", "nproc=32768:32768"]',
+            "[engine]",
+            'runtime = "runc"',
+            'cgroup_manager = "cgroupfs"',
+            'events_logger = "file"',
+        ]
+        storage = [
+            "[storage]",
+            'driver = "overlay"',
+            f'graphroot = "{self.folder / "data"}"',
+            f'runroot = "{self.folder / "run"}"',
+        ]
+        (self.folder / "containers.conf").write_text("\n".join(containers) + "\n", encoding="utf-8")
+        (self.folder / "storage.conf").write_text("\n".join(storage) + "\n", encoding="utf-8")
+
+    def remove(self) -> None:
+        """Delete every image and the folder."""
+        if (self.folder / "storage.conf").exists() and shutil.which("podman"):
+            command = ["podman", "system", "reset", "--force"]
+            subprocess.run(command, env=self.env, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
 def make_base(tarball: Path, codename: str | None = None) -> Path:
     """A minimal Debian as a tar file, by mmdebstrap; kept where it is there already.
 
