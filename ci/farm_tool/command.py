@@ -63,12 +63,13 @@ def progress(place: Workplace, title: str) -> Iterator[Workplace]:
 def build_parts(
     place: Workplace, name: str, wants: Sequence[sets.Want], with_host: bool
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Build a set of parts and keep its record."""
+    """Build a set of parts; the record of the ship set and of the cell set is kept, a cell's own follows its image."""
     start = time.monotonic()
     with progress(place, name) as shown:
         made, rows = parts.build_set(shown, wants, with_host)
     record = records.of_parts(rows, time.monotonic() - start)
-    records.write(place.farm, name, record)
+    if name in records.SETS:
+        records.write(place.farm, name, record)
     say(f"{name}: {len(rows)} parts, {record['built']} built, {record['hits']} from the store, {record['seconds']} s")
     return made, record
 

@@ -99,9 +99,12 @@ class Engine:
 
     def layers(self, image: str) -> list[tuple[str, int]]:
         """(what made it, bytes) of every layer, the base first."""
+        if self.name == "podman":  # whose template knows no plain numbers
+            rows = json.loads(self.ask("history", "--no-trunc", "--format", "json", image))
+            return [(str(row["CreatedBy"]), int(row["size"])) for row in reversed(rows)]
         text = self.ask("history", "--no-trunc", "--human=false", "--format", "{{.Size}}\t{{.CreatedBy}}", image)
-        rows = [line.split("\t", 1) for line in text.splitlines() if "\t" in line]
-        return [(made, int(float(size))) for size, made in reversed(rows)]
+        lines = [line.split("\t", 1) for line in text.splitlines() if "\t" in line]
+        return [(made, int(float(size))) for size, made in reversed(lines)]
 
 
 def find_engine(

@@ -1,8 +1,8 @@
 """What has run on a GPU, read from the records of ``ci/gpu_suite.py`` in ``benchmarks/results``.
 
 A record counts if it ended well (``rc`` 0). Two forms tell architectures: a key ``ran`` (``release``, and lists of
-variants under ``sass`` and ``ptx``), or the words of a case, ``source of sm_AA BB through its PTX (NVRTC X.Y)``. A record
-of the GPU tests themselves counts as machine code of the device it names, by the CUDA release of its torch.
+variants under ``sass`` and ``ptx``), or a case's words ``source of sm_AA BB through its PTX (NVRTC X.Y)``. A record of
+the GPU tests themselves counts as machine code of the device it names, by the CUDA release of its torch.
 """
 
 from __future__ import annotations

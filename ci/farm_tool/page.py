@@ -30,7 +30,7 @@ def gather(place: Workplace, results: Path) -> dict[str, Any]:
     runs = gpu_runs.read(results)
     shown = [of_cell(cell, place, planned, runs) for cell in cells()]
     sets = {}
-    for name in ("ship-set", "cell-set"):
+    for name in records.SETS:
         record = records.read(place.farm, name)
         if record is not None:
             kept = ("seconds", "hits", "built", "bytes", "date", "commit")

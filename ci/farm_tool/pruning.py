@@ -10,6 +10,7 @@ from op_builder.matrix import load
 
 from . import sets
 from .parts import Workplace, plans_of
+from .records import SETS
 
 
 def candidates(place: Workplace) -> list[Path]:
@@ -23,7 +24,7 @@ def candidates(place: Workplace) -> list[Path]:
     names = {row.nvrtc for row in load().cuda.values()} | {f"{load().ffi_package}=={load().ffi_minimum}"}
     found += [f for f in sorted(farm.compilers.glob("*")) if f.name not in names and f.name != ".locks"]
     found += sorted(farm.contexts.glob("*"))
-    records = {cell.name for cell in cells()} | {"ship-set", "cell-set"}
+    records = {cell.name for cell in cells()} | set(SETS)
     found += [f for f in sorted(farm.records.glob("*.json")) if f.stem not in records]
     return found
 

@@ -14,6 +14,8 @@ from op_builder.files import FILES
 from .home import ROOT, Farm
 from .parts import Done
 
+# Records that are of no single cell.
+SETS = ("ship-set", "cell-set")
 RESULTS = ROOT / "benchmarks" / "results"
 
 

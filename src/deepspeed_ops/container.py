@@ -13,14 +13,13 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from deepspeed_ops.op_builder import HOME
 from deepspeed_ops.op_builder.errors import OpsError
 from deepspeed_ops.op_builder.host import HostFacts
 from deepspeed_ops.op_builder.loader import Loader
 from deepspeed_ops.op_builder.resolve import Resolution
 from deepspeed_ops.op_builder.settings import Settings
 from deepspeed_ops.op_builder.spec import all_specs
-
-HOME = Path(__file__).resolve().parent
 
 
 def greeting(cell: str, host: HostFacts, found: Sequence[Resolution]) -> list[str]:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from farm_tool import gpu_runs
+
 from op_builder.cells import cells, find_cell
 
 H200 = {"op": "gpu_suite", "rc": 0, "device": "NVIDIA H200", "driver": "580.1", "commit": "abc", "date": "2026-11-30"}
