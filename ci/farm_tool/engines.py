@@ -11,21 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from op_builder.errors import OpsError, StoreError, UsageError
+from op_builder.errors import EngineMissing, ImageFailed, OpsError, StoreError, UsageError
 
 NAMES = ("docker", "podman")
-
-
-class EngineMissing(OpsError):
-    """No container engine is here, or its daemon does not answer."""
-
-    exit_code = 60
-
-
-class ImageFailed(OpsError):
-    """An engine could not build or run an image; ``why`` is its first error line."""
-
-    exit_code = 61
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from op_builder.cells import Cell
-from op_builder.errors import OpsError
+from op_builder.errors import EngineMissing, ImageFailed, OpsError
 from op_builder.files import FILES
 from op_builder.matrix import load
 from op_builder.store import Part
 
 from . import dockerfile, own_engine, parts, pip_settings
-from .engines import Engine, EngineMissing, ImageFailed, failure
+from .engines import Engine, failure
 from .parts import Workplace
 
 # What decides the wheel inside an image.

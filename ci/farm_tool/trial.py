@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from op_builder.cells import Cell
+from op_builder.errors import ImageFailed
 from op_builder.matrix import load
 
-from .engines import Answer, Engine, ImageFailed
+from .engines import Answer, Engine
 from .images import HARDENED
 
 _STEP = """

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 from farm_tool import command, images, parts, records
-from farm_tool.engines import EngineMissing, ImageFailed
 
 from op_builder import store as store_room
 from op_builder.cells import cells, find_cell
-from op_builder.errors import CompilerMissing, StoreError, UsageError
+from op_builder.errors import CompilerMissing, EngineMissing, ImageFailed, StoreError, UsageError
 from op_builder.store import Store
 from tests.toys import device_manifest, put
 from tests.unit.farm.conftest import Runs, programs
