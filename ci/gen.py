@@ -22,6 +22,7 @@ from farm_tool import bake
 from farm_tool import workflow as farm_ci
 
 from op_builder import errors, faults, matrix
+from op_builder.cells import cells
 from op_builder.matrix import Arch, Matrix, dotted
 from op_builder.spec import OpSpec, all_specs
 
@@ -106,6 +107,8 @@ def matrix_page() -> str:
             for r in tables.cuda.values()
         ],
     )
+    text += "\n## Cells of the build farm\n\nOne image per row and architecture ([farm.md](farm.md)).\n\n"
+    text += table(["CUDA", "torch", "architectures"], cell_rows(tables))
     text += "\n## Platforms of host libraries\n\n"
     rows = [
         [p.name, f"glibc {dotted(p.glibc)}" if p.glibc else "", "yes" if p.gpu else "no"]
@@ -114,6 +117,18 @@ def matrix_page() -> str:
     text += table(["platform", "at most needs", "GPU parts"], rows)
     text += f"\nPython {tables.pythons[0]} to {tables.pythons[-1]}; torch {tables.torch_minimum} or newer; "
     return text + f"`{tables.ffi_package}` from {tables.ffi_minimum}, below {tables.ffi_below}.\n"
+
+
+def cell_rows(tables: Matrix) -> list[list[str]]:
+    """One line per CUDA release and torch release; the default torch in bold."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for cell in cells(tables):
+        if cell.cuda is not None and cell.target is not None:
+            torch = (
+                "none: GPU parts alone" if cell.torch is None else f"**{cell.torch}**" if cell.default else cell.torch
+            )
+            rows.setdefault((dotted(cell.cuda), torch), []).append(f"`{cell.target.variant}`")
+    return [["none", tables.torch_cpu, "CPU"], *([*key, " ".join(archs)] for key, archs in rows.items())]
 
 
 def arch_row(tables: Matrix, arch: Arch) -> list[str]:

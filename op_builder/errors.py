@@ -146,6 +146,6 @@ class EngineMissing(OpsError):
 
 
 class ImageFailed(OpsError):
-    """An image could not be built or run, or is not what its cell promises; ``why`` is the engine's first error line."""
+    """An image could not be built or run, or breaks what its cell promises; ``why`` has the engine's first error."""
 
     exit_code = 61

@@ -15,12 +15,27 @@ if str(ROOT / "ci") not in sys.path:
 
 from farm_tool.command import main
 
+from op_builder.compile import fetch_nvrtc
+from op_builder.matrix import load
+from op_builder.settings import Settings
+
+
+@pytest.fixture(scope="session")
+def lowest_ffi(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The TVM-FFI that host parts are built against, fetched once."""
+    kept = os.environ.get("DS_TEST_NVRTC", "")
+    requirement = f"{load().ffi_package}=={load().ffi_minimum}"
+    folder = (Path(kept) if kept else tmp_path_factory.mktemp("ffi")) / requirement
+    if not (folder / load().ffi_module).is_dir():
+        fetch_nvrtc(requirement, folder, Settings.read(), load().ffi_module)
+    return folder
+
 
 @pytest.fixture
-def farm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty farm; no engine of this machine is asked."""
-    empty = tmp_path / "no-programs"
-    empty.mkdir()
+def farm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lowest_ffi: Path) -> Path:
+    """A farm that has nothing but the TVM-FFI; no daemon of this machine is asked."""
+    (tmp_path / "farm" / "compilers").mkdir(parents=True)
+    (tmp_path / "farm" / "compilers" / lowest_ffi.name).symlink_to(lowest_ffi, target_is_directory=True)
     monkeypatch.setenv("DS_FARM_DIR", str(tmp_path / "farm"))
     monkeypatch.delenv("DOCKER_HOST", raising=False)
     return tmp_path / "farm"

@@ -203,7 +203,7 @@ def test_a_release_that_cannot_be_had_stops_the_build(
     monkeypatch.setenv("PIP_FIND_LINKS", "")
     code, _, err = ci_farm("build", "cu121-sm86", "--parts-only", "--no-host")
     assert code == CompilerMissing.exit_code and "could not be installed" in err
-    assert not list((farm / "store").glob("fused_adam/*")) and not list((farm / "compilers").glob("[!.]*"))
+    assert not list((farm / "store").glob("fused_adam/*")) and not list((farm / "compilers").glob("*nvrtc*"))
 
 
 def test_an_engine_says_full_disk_and_other_failures_apart() -> None:

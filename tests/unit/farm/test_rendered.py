@@ -70,7 +70,7 @@ def test_prune_keeps_what_is_needed(ci_farm: Runs, farm: Path, monkeypatch: pyte
     kept = farm / "compilers" / load().cuda[12, 1].nvrtc
     gone = farm / "compilers" / "nvidia-cuda-nvrtc-cu11==11.8.89"
     for folder in (kept, gone):
-        folder.mkdir(parents=True)
+        folder.mkdir()
     (farm / "records").mkdir()
     for name in ("cpu", "cu118-sm37", "ship-set"):
         (farm / "records" / f"{name}.json").write_text("{}", encoding="utf-8")
