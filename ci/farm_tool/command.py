@@ -16,6 +16,7 @@ from typing import Any
 from op_builder.cells import Cell, cells, find_cell
 from op_builder.errors import OpsError, UsageError
 from op_builder.manifest import Manifest
+from op_builder.store import Part
 
 from . import (
     dockerfile,
@@ -114,27 +115,45 @@ def build(options: argparse.Namespace, place: Workplace) -> int:
     if options.out is not None:
         parts.export(made, options.out)
         say(f"wrote {options.out}: {record['bytes']} bytes")
+    if options.no_host or options.out is not None:
+        return 0
     for cell in chosen:
         mine = [p for p in made if p.manifest.kind == "host" or _belongs(p.manifest, cell)]
-        rows = [row for row in record["parts"] if row["key"] in {p.manifest.key for p in mine}]
-        one = {**record, "parts": rows, "bytes": sum(row["size"] for row in rows)}
-        if options.no_host or options.out is not None:
-            continue
-        one["digest"] = images.cell_digest(cell, [row["key"] for row in rows], place.home)
-        before = records.read(place.farm, cell.name) or {}
-        if before.get("digest") == one["digest"]:  # its image is still that of these parts
-            one = {**{k: before[k] for k in images.IMAGE_KEYS if k in before}, **one}
-        if engine is not None and cell.tags:
+        build_cell(options, place, cell, mine, record, engine)
+    if options.record and engine is None:
+        say(f"recorded in {records.publish(whole.replace('-', ' ') if options.all else whole, record)}")
+    return 0
+
+
+def build_cell(
+    options: argparse.Namespace,
+    place: Workplace,
+    cell: Cell,
+    mine: list[Part],
+    record: dict[str, Any],
+    engine: engines.Engine | None,
+) -> None:
+    """Keep one cell's record, and build its image unless the engine has it already."""
+    keys = {part.manifest.key for part in mine}
+    rows = [row for row in record["parts"] if row["key"] in keys]
+    one = {**record, "parts": rows, "bytes": sum(row["size"] for row in rows)}
+    one["digest"] = images.cell_digest(cell, keys, place.home)
+    before = records.read(place.farm, cell.name) or {}
+    if before.get("digest") == one["digest"]:  # its image is still that of these parts
+        one = {**{k: before[k] for k in images.IMAGE_KEYS if k in before}, **one}
+    if engine is not None and cell.tags:
+        same = one.get("engine") == engine.name and all(map(engine.has, (one.get("image", ""), *cell.tags)))
+        if same and not options.rebuild:
+            say(f"{', '.join(cell.tags)}: unchanged")
+        else:
             say(f"building the image of {cell.name} with {engine.name}")
             index = options.torch_index.replace("{cuda}", cell.name.partition("-")[0])
             one |= images.build_image(cell, mine, place, engine, index, record["commit"])
             say(f"{', '.join(cell.tags)}: {one['image_bytes'] / 1e6:.0f} MB, {one['image_seconds']} s")
-        records.write(place.farm, cell.name, one)
-        if options.record and engine is not None:
-            say(f"recorded in {records.publish(cell.name, one)}")
-    if options.record and engine is None:
-        say(f"recorded in {records.publish('cell set' if options.all else whole, record)}")
-    return 0
+            if options.record:
+                seconds = {"seconds": one["image_seconds"]}
+                say(f"recorded in {records.publish(f'image {cell.name} by {engine.name}', {**one, **seconds})}")
+    records.write(place.farm, cell.name, one)
 
 
 def _belongs(manifest: Manifest, cell: Cell) -> bool:
@@ -274,6 +293,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--parts-only", action="store_true", help="no images; needs no engine")
     made.add_argument("--torch-index", default=os.environ.get("DS_TORCH_INDEX", ""), help="torch's own wheel index")
     made.add_argument("--no-host", action="store_true", help="GPU parts only")
+    made.add_argument("--rebuild", action="store_true", help="images too whose cell has not changed")
     made.add_argument("--record", action="store_true", help="append sizes and times to benchmarks/results/farm.json")
     made.set_defaults(run=build)
     shown = commands.add_parser("list", help="every cell")

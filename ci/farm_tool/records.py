@@ -69,7 +69,9 @@ def read(farm: Farm, name: str) -> dict[str, Any] | None:
 
 def publish(case: str, record: Mapping[str, Any]) -> Path:
     """Append figures of a run to ``benchmarks/results/farm.json``; parts are counted there, not listed."""
-    path = RESULTS / "farm.json"
+    path, count = RESULTS / "farm.json", len(record["parts"])
+    if not case.startswith("image"):
+        case += f", {record['built']} of {count} parts compiled"
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
     kept = {k: v for k, v in record.items() if k != "parts"}
     lines = [json.dumps(r, ensure_ascii=False) for r in [*known, {"op": "farm", "case": case, **machine(), **kept}]]
