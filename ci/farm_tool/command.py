@@ -56,7 +56,7 @@ def progress(place: Workplace, title: str) -> Iterator[Workplace]:
         task = bar.add_task("", total=None, title=title)
 
         def tick(done: int, total: int, last: str) -> None:
-            bar.update(task, completed=done, total=total, description=last)
+            bar.update(task, completed=done, total=total, description=last.partition(":")[0])
 
         yield replace(place, tick=tick, say=lambda line: bar.console.print(line, markup=False, highlight=False))
 
