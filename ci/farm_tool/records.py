@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -80,7 +81,12 @@ def publish(case: str, record: Mapping[str, Any]) -> Path:
 
 
 def machine() -> dict[str, Any]:
-    """CPU and cores of this machine."""
-    from benchmarks.record import cpu_name
+    """CPU and cores of this machine, and how busy it was (processes that could run, over the last five minutes)."""
+    return {"device": cpu_name(), "load": round(os.getloadavg()[1], 1)}
 
-    return {"device": cpu_name()}
+
+def cpu_name() -> str:
+    """The CPU's name and how many this process may use."""
+    text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    name = next((line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("model name")), "CPU")
+    return f"{name}, {len(os.sched_getaffinity(0))} CPUs"
