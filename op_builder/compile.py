@@ -12,6 +12,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -321,16 +322,37 @@ def loads_in_child(path: Path, settings: Settings) -> str:
     return f"a child process that loaded it ended with {code}" + (f": {lines[-1]}" if lines else "")
 
 
-def fetch_nvrtc(requirement: str, folder: Path, settings: Settings) -> None:
-    """Install the compiler package ``requirement`` below ``folder`` with pip, touching no environment.
+def fetch_nvrtc(requirement: str, folder: Path, settings: Settings, brings: str = "nvidia") -> None:
+    """Install the package ``requirement`` as ``folder`` with pip, touching no environment.
+
+    The folder appears by one rename: whoever is killed on the way leaves nothing that looks like a compiler.
+
+    Args:
+        requirement: with its version.
+        folder: where it goes.
+        settings: the environment of pip.
+        brings: top-level folder of the package: where it is, nothing is missing.
 
     Raises:
         CompilerMissing: pip failed; its output stands in ``why``.
     """
     argv = [sys.executable, "-m", "pip", "install", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check"]
     with store_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    code, output = _run([*argv, "--quiet", "--target", str(folder), requirement], folder, settings.env)
-    if code != 0:
-        last = "; ".join(output.strip().splitlines()[-2:])
-        raise CompilerMissing(f"{requirement} could not be installed", last, f"pip install {requirement}")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        private = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        code, output = _run([*argv, "--quiet", "--target", str(private), requirement], private, settings.env)
+        if code != 0:
+            last = "; ".join(output.strip().splitlines()[-2:])
+            raise CompilerMissing(f"{requirement} could not be installed", last, f"pip install {requirement}")
+        private.chmod(0o755)
+        with store_errors(folder):
+            try:
+                if not (folder / brings).is_dir():
+                    FILES.remove_tree(folder)  # half of one, left by an older release of this project
+                FILES.rename(private, folder)
+            except OSError:
+                if not (folder / brings).is_dir():  # not somebody who was faster
+                    raise
+    finally:
+        FILES.remove_tree(private)

@@ -137,3 +137,15 @@ class NotHere(OpsError, AttributeError):
     """The name belongs to DeepSpeed's engine and this distribution does not hold it (``deepspeed.initialize``)."""
 
     exit_code = 50
+
+
+class EngineMissing(OpsError):
+    """The farm has no container engine: none is installed, its daemon does not answer, or the base image is absent."""
+
+    exit_code = 60
+
+
+class ImageFailed(OpsError):
+    """An image could not be built or run, or breaks what its cell promises; ``why`` has the engine's first error."""
+
+    exit_code = 61

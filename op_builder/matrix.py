@@ -67,6 +67,7 @@ class Arch:
 
     capability: Capability
     name: str
+    gpus: tuple[str, ...]
     listed: bool
     first: Version
     last: Version | None
@@ -75,6 +76,7 @@ class Arch:
     family: str
     tegra: bool
     driver: Version | None
+    cell: bool
     ship: bool
     now: Capability | None
 
@@ -99,7 +101,6 @@ class CudaRelease:
     gcc: Range
     clang: Range
     msvc: Range
-    cell: bool
 
 
 @dataclass(frozen=True)
@@ -115,12 +116,29 @@ class Platform:
 
 
 @dataclass(frozen=True)
+class Image:
+    """What images stand on, and how large they may become (megabytes by kind: ``ours``, ``cpu``, ``cuda``)."""
+
+    base: str
+    python: str
+    most_mb: Mapping[str, int]
+
+
+@dataclass(frozen=True)
 class Matrix:
-    """The whole file. Mappings are read-only and in numeric order."""
+    """The whole file. Mappings are read-only and in numeric order.
+
+    ``torch_cpu`` is the release of the image without CUDA, ``torch_patch`` the last patch of each release,
+    ``torch_pip`` the CUDA release of the wheel that plain pip takes.
+    """
 
     pythons: tuple[str, ...]
     torch_minimum: str
+    torch_cpu: str
     torch_pythons: Mapping[str, tuple[str, ...]]
+    torch_patch: Mapping[str, str]
+    torch_pip: Mapping[str, tuple[int, int]]
+    image: Image
     ffi_package: str
     ffi_module: str
     ffi_minimum: str
@@ -228,7 +246,7 @@ class Matrix:
         return found
 
 
-_ARCH_KEYS = {"name", "listed", "first", "last", "a", "f", "family", "tegra", "driver", "ship", "now"}
+_ARCH_KEYS = {"name", "gpus", "listed", "first", "last", "a", "f", "family", "tegra", "driver", "cell", "ship", "now"}
 
 
 def _arch(key: str, row: Mapping[str, Any]) -> Arch:
@@ -244,6 +262,7 @@ def _arch(key: str, row: Mapping[str, Any]) -> Arch:
     return Arch(
         capability=_pair(key),
         name=row["name"],
+        gpus=tuple(row.get("gpus", ())),
         listed=bool(row.get("listed", False)),
         first=parse_version(row["first"]),
         last=version("last"),
@@ -252,6 +271,7 @@ def _arch(key: str, row: Mapping[str, Any]) -> Arch:
         family=row.get("family", ""),
         tegra=bool(row.get("tegra", False)),
         driver=version("driver"),
+        cell=bool(row.get("cell", False)),
         ship=bool(row.get("ship", False)),
         now=_pair(row["now"]) if row.get("now") else None,
     )
@@ -273,13 +293,16 @@ def _cuda(key: str, row: Mapping[str, Any], ptx: Mapping[Capability, Capability]
         gcc=_range(row["gcc"]),
         clang=_range(row["clang"]),
         msvc=_range(row["msvc"]),
-        cell=bool(row.get("cell", True)),
     )
 
 
 def _platform(name: str, row: Mapping[str, Any]) -> Platform:
     glibc = _pair(row["glibc"]) if row.get("glibc") else None
     return Platform(name, row["library"], glibc, bool(row["gpu"]), row["wheel"], row["conda"])
+
+
+def _image(row: Mapping[str, Any]) -> Image:
+    return Image(row["base"], row["python"], MappingProxyType(dict(row["most_mb"])))
 
 
 def parse(text: str, where: str = "ci/matrix.toml") -> Matrix:
@@ -299,7 +322,11 @@ def parse(text: str, where: str = "ci/matrix.toml") -> Matrix:
             Matrix(
                 pythons=tuple(data["python"]["versions"]),
                 torch_minimum=torch["minimum"],
+                torch_cpu=torch["cpu"],
                 torch_pythons=MappingProxyType({k: tuple(v) for k, v in torch["python"].items()}),
+                torch_patch=MappingProxyType(dict(torch["patch"])),
+                torch_pip=MappingProxyType({k: _pair(v) for k, v in torch["pip"].items()}),
+                image=_image(data["image"]),
                 ffi_package=ffi["package"],
                 ffi_module=ffi["module"],
                 ffi_minimum=ffi["minimum"],
@@ -322,6 +349,10 @@ def parse(text: str, where: str = "ci/matrix.toml") -> Matrix:
 
 
 def _consistent(matrix: Matrix) -> Matrix:
+    for torch, pythons in matrix.torch_pythons.items():
+        if torch not in matrix.torch_patch or torch not in matrix.torch_pip or matrix.image.python not in pythons:
+            why = f"[torch.patch], [torch.pip] or the wheels for the images' Python {matrix.image.python} lack it"
+            raise MatrixError(f"[torch.python] names torch {torch}", why, "add it there")
     for row in matrix.cuda.values():
         for torch in row.torch:
             if torch not in matrix.torch_pythons:

@@ -318,7 +318,8 @@ def ship_set(known: Matrix | None = None) -> tuple[tuple[Target, tuple[int, int]
 
 
 def cell_set(release: Version, known: Matrix | None = None) -> tuple[Target, ...]:
-    """The shipped targets that the compiler of one CUDA release has: parts of that release's own cells."""
+    """Machine code of every architecture that has cells in the farm, as far as one CUDA release's compiler makes it."""
     tables = known if known is not None else load()
     row = tables.release(release)
-    return tuple(t for t, _ in ship_set(tables) if supported_by(t, row.release, tables))
+    wanted = (Target(*c) for c, arch in tables.archs.items() if arch.cell)
+    return tuple(t for t in sorted(wanted) if supported_by(t, row.release, tables))

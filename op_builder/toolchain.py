@@ -329,7 +329,7 @@ def _torch_folder(paths: Sequence[str]) -> Path | None:
 
 
 def _no_gpu_compiler(host: HostFacts) -> Problem:
-    majors = [r for r in matrix.load().cuda.values() if r.cell]
+    majors = [r for r in matrix.load().cuda.values() if r.torch]
     cuda = host.driver.cuda if host.driver else None
     fitting = [r for r in majors if cuda is None or r.release[0] <= cuda[0]] or majors
     why = "neither nvcc nor NVRTC lies in torch's wheels, on sys.path, in conda, in /usr/local or in the linker's cache"

@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 from op_builder import matrix
 
 sys.path.insert(0, str(ROOT / "ci"))
-import gen
+import pins
 
 # DeepSpeed's names, as its users type them.
 NAMES = ("all", "1bit", "1bit_mpi", "inf", "autotuning", "autotuning_ml", "dev", "sparse_attn", "sd", "readthedocs")
@@ -89,7 +89,7 @@ def test_what_cannot_resolve_is_seen(cache: Path) -> None:
 def test_extras_are_their_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault: requirements/*.txt and the extras of the same names drift apart."""
     assert gen.extras_differ() == []
-    assert set(NAMES) <= {"all", *gen.EXTRAS}
-    read = gen.requirements
+    assert set(NAMES) <= {"all", *pins.EXTRAS}
+    read = pins.requirements
     monkeypatch.setattr(gen, "requirements", lambda file: [*read(file), "x"] if "sd" in file else read(file))
     assert [w for w in gen.extras_differ() if "extra sd" in w] and [w for w in gen.extras_differ() if "extra all" in w]
