@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from deepspeed_ops.op_builder.errors import OpsError, TensorError, UsageError
 
 from deepspeed_ops import async_io, pin_memory
-from deepspeed_ops.op_builder.errors import OpsError, TensorError, UsageError
 
 PAGE = os.sysconf("SC_PAGESIZE")
 
