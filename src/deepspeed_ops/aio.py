@@ -225,6 +225,7 @@ class IoQueue:
         Raises:
             IoFailed: at least one failed; the first failure, raised after all are done.
         """
+        self._open_number()
         tickets, failures = self.pending, []
         for ticket in tickets:
             try:
@@ -240,7 +241,7 @@ class IoQueue:
     # --- the end ---
 
     def close(self) -> None:
-        """Wait for what is in flight, then give everything back. A second call does nothing."""
+        """Wait for what is in flight, then give everything back; a failure nobody waited for is not told. Twice is once."""
         self._close()
 
     @property
