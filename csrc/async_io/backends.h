@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
@@ -35,9 +36,13 @@ inline std::unique_ptr<Engine> create_engine(Backend backend, int depth, int* co
 inline Availability try_backend(Backend backend) {
   if (backend == Backend::threads) return {true, "positioned reads and writes work everywhere"};
 #if defined(__linux__)
+  // A success is remembered: taking a kernel AIO context away again waits 40 ms for the kernel's own housekeeping.
+  static std::atomic<bool> worked[4] = {};
+  std::atomic<bool>& known = worked[static_cast<int64_t>(backend)];
   int code = 0;
   if (backend == Backend::libaio && Libaio::get().found.empty()) return {false, Libaio::get().why};
-  if (create_engine(backend, 1, &code)) {
+  if (known.load() || create_engine(backend, 1, &code)) {
+    known.store(true);
     return {true, backend == Backend::libaio ? Libaio::get().found + " opens, io_setup works" : "io_uring_setup works"};
   }
   std::string why = backend == Backend::libaio ? "io_setup" : "io_uring_setup";
@@ -69,6 +74,7 @@ class BrokenEngine : public Engine {
  public:
   explicit BrokenEngine(int code) : code_(code) {}
   int depth() const override { return 1; }
+  int broken() const override { return code_; }
   int submit(Op* const*, int) override { return -code_; }
   int reap(Op**, int, bool) override { return 0; }
 

@@ -42,6 +42,8 @@ class Engine {
   virtual ~Engine() = default;
   // Most transfers in flight at once.
   virtual int depth() const = 0;
+  // An errno where it can do nothing at all, now or later.
+  virtual int broken() const { return 0; }
   // Takes transfers in order; returns how many. A negative errno tells why the first one was not taken: with -EAGAIN it is
   // to be offered again after a `reap`, with any other it has failed.
   virtual int submit(Op* const* ops, int count) = 0;

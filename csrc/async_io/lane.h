@@ -197,6 +197,7 @@ class Lane {
       buffered(b, data);
       return false;
     }
+    if (engine().broken() != 0) return fail(b, engine().broken(), b->cut.begin, "making a queue in the kernel");
     b->op.fd = r.file->direct_fd();
     b->op.write = r.write;
     b->op.data = data;

@@ -241,7 +241,7 @@ class IoQueue:
     # --- the end ---
 
     def close(self) -> None:
-        """Wait for what is in flight, then give everything back; a failure nobody waited for is not told. Twice is once."""
+        """Wait for what is in flight, then give everything back. Failures nobody waited for are lost. Twice is once."""
         self._close()
 
     @property
