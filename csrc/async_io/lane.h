@@ -181,9 +181,12 @@ class Lane {
     if (r.device >= 0) {
       Device& device = device_of(r.device);
       if (!device.copier) return fail(b, EIO, b->cut.begin, device.why);
-      const int64_t n = device.copier->direct(*r.file, r.write, data, b->cut.end - b->cut.begin, b->cut.begin, r.after.get());
+      // A write's edge goes another way: cuFile would read, change and write back the whole unit.
+      const int64_t bytes = b->cut.end - b->cut.begin;
+      const int64_t n = !b->cut.direct ? DeviceCopier::kNotDirect
+                                       : device.copier->direct(*r.file, r.write, data, bytes, b->cut.begin, r.after.get());
       if (n != DeviceCopier::kNotDirect) {
-        if (n >= 0 && n < b->cut.end - b->cut.begin) return fail(b, r.write ? EIO : kShortFile, b->cut.begin + n, "cuFile");
+        if (n >= 0 && n < bytes) return fail(b, r.write ? EIO : kShortFile, b->cut.begin + n, "cuFile");
         return n >= 0 ? false : fail(b, -n, b->cut.begin, device.copier->problem());
       }
     }
