@@ -2,14 +2,16 @@
 
 ``python -m benchmarks async_io``; ``DS_BENCH_FILE`` names the file (default: ``async_io.bin`` in the temporary folder).
 
-A record a case: bandwidth, or for the case "latency" the time of one 4 KiB transfer at depth 1; CPU seconds per GB of both
-sides. ``fraction`` is ours over fio's (for the latency fio's time over ours); medians of ROUNDS runs each. fio's CPU time
-is its own (usr_cpu + sys_cpu of the job), ours that of the process while the request runs. Memory is the same kind on
-both sides: plain 4 KiB pages, touched before. Locked tensors, in huge pages where they are large, are their own case.
+A record a case: bandwidth, or for the case "latency" the time of one 4 KiB transfer at depth 1; CPU seconds per GB of
+both sides. ``fraction`` is ours over fio's (for the latency fio's time over ours); medians of ROUNDS runs each. fio's
+CPU time is its own (usr_cpu + sys_cpu of the job), ours that of the process while the request runs. Memory is the same
+on both sides: depth times block bytes of shared 4 KiB pages, which fio uses again and again; one request sees them as
+one long buffer, mapped over and over. A locked tensor, whose pages are huge and all its own, is a case by itself.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import mmap
 import os
@@ -41,7 +43,7 @@ def fio(path: Path, engine: str, write: bool, block: int, depth: int, size: int)
     command = [
         "fio", "--name=x", f"--filename={path}", f"--rw={'write' if write else 'read'}", f"--bs={block}",
         f"--iodepth={depth}", f"--ioengine={engine}", "--direct=1", f"--size={size}", f"--io_size={size}", "--thread",
-        "--fallocate=none", "--overwrite=1", "--output-format=json",
+        "--fallocate=none", "--overwrite=1", "--mem=mmapshared", "--output-format=json",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=300, check=True)
     job = json.loads(done.stdout)["jobs"][0]
@@ -59,6 +61,43 @@ def ours(path: Path, engine: str, write: bool, block: int, depth: int, memory: A
         (queue.write if write else queue.read)(memory, file)
         seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF)
     return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+class Repeated:
+    """A buffer of ``size`` bytes, all of it the same ``span`` bytes of shared memory.
+
+    Attributes:
+        tensor: the buffer.
+    """
+
+    def __init__(self, size: int, span: int) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._libc.mmap.restype = ctypes.c_void_p
+        self._libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+        fd, self._size = os.memfd_create("async_io"), size
+        os.truncate(fd, span)
+        self._start = self._libc.mmap(None, size, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+        for at in range(0, size, span):
+            where, access = self._start + at, mmap.PROT_READ | mmap.PROT_WRITE
+            got = self._libc.mmap(where, min(span, size - at), access, mmap.MAP_SHARED | 0x10, fd, 0)  # MAP_FIXED
+            if got != where:
+                raise OSError(ctypes.get_errno(), "mmap")
+        os.close(fd)
+        self.tensor = torch.frombuffer((ctypes.c_byte * size).from_address(self._start), dtype=torch.uint8)
+        self.tensor[:span].random_(0, 255)
+
+    def close(self) -> None:
+        """Unmap; the tensor must not be used any more."""
+        self._libc.munmap(ctypes.c_void_p(self._start), ctypes.c_size_t(self._size))
+
+
+def verify(path: Path, engine: str, sent: torch.Tensor) -> None:
+    """The file holds what was written, by this engine."""
+    got = torch.zeros_like(sent)
+    with IoQueue(1 << 20, 32, backend=engine) as queue:
+        queue.read(got, path)
+    if not torch.equal(got, sent):
+        raise SystemExit(f"{engine} reads other bytes than were written")
 
 
 def pair(mine: Run, theirs: Run, rounds: int) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
@@ -97,24 +136,25 @@ def case(
 def measure(path: Path, quick: bool, only: str) -> list[dict[str, Any]]:
     """Every case whose name holds ``only``."""
     size, rounds = (SIZE // 4, 3) if quick else (SIZE // 2, ROUNDS)
-    plain = mmap.mmap(-1, size)
-    torch.frombuffer(plain, dtype=torch.uint8).random_(0, 255)
     locked = new_locked(size, torch.uint8)
     locked.random_(0, 255)
     with IoQueue() as queue:
         queue.write(locked, path, sync=True)
     records = []
     engines = [e for e in ("libaio", "io_uring") if backends()[e][0]]
+    for engine in engines:
+        verify(path, engine, locked)
     for write in (False, True):
         for engine in engines:
             way = f"{'write' if write else 'read'} {engine}"
-            plans = [(f"{way} {b} depth {d}", n, d, size, plain) for b, n in BLOCKS.items() for d in DEPTHS]
+            plans = [(f"{way} {b} depth {d}", n, d, size, None) for b, n in BLOCKS.items() for d in DEPTHS]
             plans.append((f"{way} 1M depth 32, locked tensor", 1 << 20, 32, size, locked))
-            plans.append((f"{way} 4K depth 1, latency", 4096, 1, 32 << 20, plain))
+            plans.append((f"{way} 4K depth 1, latency", 4096, 1, 32 << 20, None))
             for name, block, depth, length, memory in plans:
                 if only not in name:
                     continue
-                view = memoryview(memory)[:length] if isinstance(memory, mmap.mmap) else memory[:length]
+                repeated = Repeated(length, block * depth) if memory is None else None
+                view = repeated.tensor if repeated else memory[:length]
                 a, b = pair(
                     lambda args=(path, engine, write, block, depth, view): ours(*args),
                     lambda args=(path, engine, write, block, depth, length): fio(*args),
@@ -128,6 +168,8 @@ def measure(path: Path, quick: bool, only: str) -> list[dict[str, Any]]:
                 print(f"{name}: {made['gbps']} GB/s, {made['fraction']} of fio", flush=True)
                 records.append(made)
                 del view
+                if repeated:
+                    repeated.close()
     return records
 
 
