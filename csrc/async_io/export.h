@@ -52,19 +52,19 @@ template <class T>
 class Numbered {
  public:
   int64_t add(std::shared_ptr<T> item) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::lock_guard<std::mutex> lock(ForkGuard::get().registry());
     items_[++last_] = std::move(item);
     return last_;
   }
   std::shared_ptr<T> get(int64_t number, const char* what) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::lock_guard<std::mutex> lock(ForkGuard::get().registry());
     auto found = items_.find(number);
     if (found == items_.end()) TVM_FFI_THROW(UsageError) << what << " " << number << " is closed";
     return found->second;
   }
   // What has that number, or null; it has it no more.
   std::shared_ptr<T> take(int64_t number) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::lock_guard<std::mutex> lock(ForkGuard::get().registry());
     auto found = items_.find(number);
     if (found == items_.end()) return nullptr;
     std::shared_ptr<T> item = std::move(found->second);
@@ -73,7 +73,6 @@ class Numbered {
   }
 
  private:
-  std::mutex mutex_;
   std::map<int64_t, std::shared_ptr<T>> items_;
   int64_t last_ = 0;
 };
@@ -88,7 +87,7 @@ class Handle {
   }
 
   std::shared_ptr<Queue> queue() {
-    std::lock_guard<std::mutex> lock(*mutex_);
+    std::lock_guard<std::mutex> lock(ForkGuard::get().registry());
     if (generation_ != ForkGuard::get().generation()) {
       new std::shared_ptr<Queue>(std::move(queue_));
       renew();
@@ -103,7 +102,6 @@ class Handle {
   }
 
   const Queue::Options options_;
-  std::unique_ptr<std::mutex> mutex_{new std::mutex()};
   std::shared_ptr<Queue> queue_;
   int64_t generation_ = 0;
 };

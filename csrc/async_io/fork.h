@@ -32,6 +32,10 @@ class ForkGuard {
     return guard;
   }
 
+  // Guards what other parts keep by number. Held during a fork, so that a child finds it free and its contents whole.
+  // Taken before the lock of `add` and `remove`, never after.
+  std::mutex& registry() { return registry_; }
+
   // Rises in every child.
   int64_t generation() const { return generation_.load(std::memory_order_relaxed); }
 
@@ -52,20 +56,24 @@ class ForkGuard {
   }
 
   void before() {
+    registry_.lock();
     mutex_->lock();
     for (Forkable* queue : *queues_) queue->hold();
   }
   void in_parent() {
     for (Forkable* queue : *queues_) queue->resume();
     mutex_->unlock();
+    registry_.unlock();
   }
   void in_child() {
     // The parent's mutex and set stay behind: threads that would unlock the one do not exist here.
     mutex_ = new std::mutex();
     queues_ = new std::set<Forkable*>();
     generation_.fetch_add(1, std::memory_order_relaxed);
+    registry_.unlock();
   }
 
+  std::mutex registry_;
   std::mutex* mutex_;
   std::set<Forkable*>* queues_;
   std::atomic<int64_t> generation_{0};

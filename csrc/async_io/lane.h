@@ -290,7 +290,7 @@ class Lane {
       b->op.data = base + b->moved;
       b->op.offset = b->cut.from + b->moved;
       b->op.bytes = b->cut.to - b->op.offset;
-    } else if (result == -EINVAL && r.file->has_buffered()) {
+    } else if ((result == -EINVAL || result == -EOPNOTSUPP) && r.file->has_buffered()) {
       r.file->refuse_direct();
       buffered(b, base);
       finished->push_back(b);
