@@ -163,6 +163,12 @@ class IoFailed(OpsError, OSError):
         self.errno, self.filename, self.offset, self.length = errno, filename, offset, length
 
 
+class CorruptFile(OpsError):
+    """A saved file was damaged or cut short, or is none of ours."""
+
+    exit_code = 46
+
+
 class NotHere(OpsError, AttributeError):
     """The name belongs to DeepSpeed's engine and this distribution does not hold it (``deepspeed.initialize``)."""
 
