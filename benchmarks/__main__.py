@@ -16,6 +16,7 @@ NAMES = (
     "fused_lamb",
     "convergence",
     "cpu_pairs",
+    "tensor_store",
     "async_io",
 )
 

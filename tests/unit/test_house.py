@@ -168,7 +168,7 @@ def test_text_files_state_their_encoding() -> None:
             last, given = called.rsplit(".", 1)[-1], {k.arg for k in call.keywords}
             mode = [a.value for a in call.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
             opens = called == "open" or (
-                last == "open" and called[0].islower() and not called.startswith(("os.", "self."))
+                last == "open" and called[0].islower() and not called.startswith(("os.", "self.", "queue."))
             )
             text = last in ("read_text", "write_text") or (opens and not any("b" in m for m in mode))
             if text and "encoding" not in given and not any(a in ("utf-8", "ascii") for a in mode):
