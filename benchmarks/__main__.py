@@ -16,6 +16,8 @@ NAMES = (
     "fused_lamb",
     "convergence",
     "cpu_pairs",
+    "tensor_store",
+    "async_io",
 )
 
 

@@ -159,8 +159,8 @@ def _describe(part: PartPlan, file: Path) -> Manifest:
     return replace(asked, **facts_as_fields(library))
 
 
-# What linkers read behind the command line's back. LD_RUN_PATH, which conda's build tools set, would put a folder of the
-# build machine into every library as its RUNPATH.
+# What linkers read behind the command line's back. LD_RUN_PATH, which conda's build tools set, would put a folder of
+# the build machine into every library as its RUNPATH.
 _UNSEEN = frozenset({"LD_RUN_PATH"})
 
 # --- host parts ---------------------------------------------------------------------------------------------------

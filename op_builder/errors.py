@@ -133,6 +133,42 @@ class OpBuildError(OpsError):
     exit_code = 40
 
 
+class IoFailed(OpsError, OSError):
+    """A file cannot be opened, read, written or flushed; ``errno``, ``filename``, ``offset`` and ``length`` say where.
+
+    Args:
+        what: the operation, with path, offset and length.
+        why: the system's error by name, and the position it happened at.
+        fix: what cures it, where that is known.
+        errno: the system's error number; ``ENODATA`` where the file ends too early.
+        filename: the file.
+        offset: where the request begins, bytes.
+        length: of the request, bytes.
+    """
+
+    exit_code = 45
+
+    def __init__(
+        self,
+        what: str,
+        why: str = "",
+        fix: str = "",
+        *,
+        errno: int | None = None,
+        filename: str | None = None,
+        offset: int = 0,
+        length: int = 0,
+    ) -> None:
+        super().__init__(what, why, fix)
+        self.errno, self.filename, self.offset, self.length = errno, filename, offset, length
+
+
+class CorruptFile(OpsError):
+    """A saved file was damaged or cut short, or is none of ours."""
+
+    exit_code = 46
+
+
 class NotHere(OpsError, AttributeError):
     """The name belongs to DeepSpeed's engine and this distribution does not hold it (``deepspeed.initialize``)."""
 

@@ -30,7 +30,7 @@ TRIPLES = {"linux-64": "x86_64-linux-gnu", "linux-aarch64": "aarch64-linux-gnu"}
 
 
 # What the recipe and its tests ask for beside torch and apache-tvm-ffi.
-_PLAIN = ("filelock", "ninja", "nvidia-ml-py", "packaging", "pip", "rich", "setuptools")
+_PLAIN = ("filelock", "ninja", "nvidia-ml-py", "packaging", "pip", "rich", "setuptools", "xxhash")
 
 
 def fetch(place: Place, torch: str) -> None:

@@ -19,7 +19,7 @@ from rattler_build import assemble_package
 from op_builder.errors import UsageError
 
 # PyPI's name -> conda-forge's.
-_CONDA_NAMES = {"torch": "pytorch"}
+_CONDA_NAMES = {"torch": "pytorch", "xxhash": "python-xxhash"}
 PYTHON_TAG = f"python{sys.version_info[0]}.{sys.version_info[1]}"
 
 

@@ -53,6 +53,13 @@ struct Driver {
     return driver;
   }
 
+  // Fills in a function that is not in the table. Throws DriverError where the driver lacks it.
+  template <class Fn>
+  static void find(const char* name, Fn* out) {
+    get();
+    bind(library(), name, out);
+  }
+
   // Throws DriverError naming the call where `code` is not CUDA_SUCCESS.
   void check(int code, const char* call) const {
     if (code == 0) return;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -104,7 +104,26 @@ def _line(loader: Loader, spec: OpSpec, seen: Seen) -> OpLine:
     brought = [store for store in loader.stores if store.origin in ("package", "share")]
     ours = [p for store in brought for p in store.parts(spec.name) if isinstance(p, Part)]
     installed = any(p.manifest.kind == "host" and p.manifest.platform == seen.host.platform for p in ours)
-    return op_line(spec, resolutions, installed)
+    line = op_line(spec, resolutions, installed)
+    return replace(line, ways=(*line.ways, *libraries_of(spec, loader.settings, seen.toolchain)))
+
+
+def libraries_of(spec: OpSpec, settings: Settings, tools: Toolchain | None) -> tuple[Way, ...]:
+    """What is here of the libraries that the op opens at run time; missing ones stop nothing.
+
+    Args:
+        spec: the op.
+        settings: the environment.
+        tools: the compiler that a probe is linked with.
+    """
+    from deepspeed_ops.op_builder.libraries import distribution_family, find, io_uring
+
+    release = Path("/etc/os-release")
+    family = distribution_family(release.read_text(encoding="utf-8")) if release.is_file() else ""
+    compiler = tools.host if tools is not None else None
+    found = [find(name, compiler, settings, family=family) for name in spec.needs]
+    ways = [Way(f.library.name, "load" if f.opens else "absent", f.text, fix=f.fix) for f in found if f is not None]
+    return (Way("io_uring", "load", io_uring()), *ways) if "libaio" in spec.needs else tuple(ways)
 
 
 def op_line(spec: OpSpec, found: list[Resolution], installed: bool) -> OpLine:

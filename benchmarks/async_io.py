@@ -1,0 +1,196 @@
+"""``async_io`` beside fio: equal engine, block and depth, runs taken in turn on one file, direct I/O on both sides.
+
+``python -m benchmarks async_io``; ``DS_BENCH_FILE`` names the file (default: ``async_io.bin`` in the temporary folder).
+
+A record a case: bandwidth, or for the case "latency" the time of one 4 KiB transfer at depth 1; CPU seconds per GB of
+both sides. ``fraction`` is ours over fio's (for the latency fio's time over ours); medians of ROUNDS runs each. fio's
+CPU time is its own (usr_cpu + sys_cpu of the job), ours that of the process while the request runs. Memory is the same
+on both sides: depth times block bytes of shared 4 KiB pages, which fio uses again and again; one request sees them as
+one long buffer, mapped over and over. A locked tensor, whose pages are huge and all its own, is a case by itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import record
+from deepspeed_ops.aio import IoQueue, backends
+from deepspeed_ops.pin_memory import new_locked
+
+ROUNDS = 5
+SIZE = 1 << 30
+BLOCKS = {"128K": 128 << 10, "1M": 1 << 20}
+DEPTHS = (1, 32, 128)
+Run = Callable[[], tuple[float, float]]
+
+
+def fio(path: Path, engine: str, write: bool, block: int, depth: int, size: int) -> tuple[float, float]:
+    """Seconds and CPU seconds of one run of fio."""
+    command = [
+        "fio", "--name=x", f"--filename={path}", f"--rw={'write' if write else 'read'}", f"--bs={block}",
+        f"--iodepth={depth}", f"--ioengine={engine}", "--direct=1", f"--size={size}", f"--io_size={size}", "--thread",
+        "--fallocate=none", "--overwrite=1", "--mem=mmapshared", "--output-format=json",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=300, check=True)
+    job = json.loads(done.stdout)["jobs"][0]
+    side = job["write" if write else "read"]
+    seconds = side["io_bytes"] / side["bw_bytes"] * size / side["io_bytes"]
+    return seconds, (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] / 1e3
+
+
+def ours(path: Path, engine: str, write: bool, block: int, depth: int, memory: Any) -> tuple[float, float]:
+    """Seconds and CPU seconds of one request."""
+    with IoQueue(block, depth, backend=engine) as queue, queue.open(path, write=write) as file:
+        if not file.direct:
+            raise SystemExit(f"{path}: no direct I/O on this file system; set DS_BENCH_FILE")
+        before, start = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
+        (queue.write if write else queue.read)(memory, file)
+        seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF)
+    return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+class Repeated:
+    """A buffer of ``size`` bytes, all of it the same ``span`` bytes of shared memory.
+
+    Attributes:
+        tensor: the buffer.
+    """
+
+    def __init__(self, size: int, span: int) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._libc.mmap.restype = ctypes.c_void_p
+        self._libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+        fd, self._size = os.memfd_create("async_io"), size
+        os.truncate(fd, span)
+        self._start = self._libc.mmap(None, size, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+        for at in range(0, size, span):
+            where, access = self._start + at, mmap.PROT_READ | mmap.PROT_WRITE
+            got = self._libc.mmap(where, min(span, size - at), access, mmap.MAP_SHARED | 0x10, fd, 0)  # MAP_FIXED
+            if got != where:
+                raise OSError(ctypes.get_errno(), "mmap")
+        os.close(fd)
+        self.tensor = torch.frombuffer((ctypes.c_byte * size).from_address(self._start), dtype=torch.uint8)
+        self.tensor[:span].random_(0, 255)
+
+    def close(self) -> None:
+        """Unmap; the tensor must not be used any more."""
+        self._libc.munmap(ctypes.c_void_p(self._start), ctypes.c_size_t(self._size))
+
+
+def verify(path: Path, engine: str, sent: torch.Tensor) -> None:
+    """The file holds what was written, by this engine."""
+    got = torch.zeros_like(sent)
+    with IoQueue(1 << 20, 32, backend=engine) as queue:
+        queue.read(got, path)
+    if not torch.equal(got, sent):
+        raise SystemExit(f"{engine} reads other bytes than were written")
+
+
+def pair(mine: Run, theirs: Run, rounds: int) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
+    """Both sides in turn; who begins changes with every round."""
+    a: list[tuple[float, float]] = []
+    b: list[tuple[float, float]] = []
+    for i in range(rounds):
+        for side, runs in ((mine, a), (theirs, b)) if i % 2 == 0 else ((theirs, b), (mine, a)):
+            runs.append(side())
+    return a, b
+
+
+def case(
+    name: str, size: int, a: list[tuple[float, float]], b: list[tuple[float, float]], **facts: Any
+) -> dict[str, Any]:
+    """One record."""
+    mine, theirs = statistics.median(s for s, _ in a), statistics.median(s for s, _ in b)
+    rounds = [[round(x[0] * 1e3, 2), round(y[0] * 1e3, 2)] for x, y in zip(a, b, strict=True)]
+    return {
+        "op": "async_io",
+        "case": name,
+        "dtype": "bytes",
+        **facts,
+        "ours_us": round(mine * 1e6, 1),
+        "bytes": size,
+        "gbps": round(size / mine / 1e9, 3),
+        "ceiling_gbps": round(size / theirs / 1e9, 3),
+        "fraction": round(theirs / mine, 3),
+        "cpu_s_per_gb": round(statistics.median(c for _, c in a) / size * 1e9, 4),
+        "fio_cpu_s_per_gb": round(statistics.median(c for _, c in b) / size * 1e9, 4),
+        "rounds_ms": rounds,
+        "peers": {"fio": round(theirs * 1e6, 1)},
+    }
+
+
+def measure(path: Path, quick: bool, only: str) -> list[dict[str, Any]]:
+    """Every case whose name holds ``only``."""
+    size, rounds = (SIZE // 4, 3) if quick else (SIZE // 2, ROUNDS)
+    locked = new_locked(size, torch.uint8)
+    locked.random_(0, 255)
+    with IoQueue() as queue:
+        queue.write(locked, path, sync=True)
+    records = []
+    engines = [e for e in ("libaio", "io_uring") if backends()[e][0]]
+    for engine in engines:
+        verify(path, engine, locked)
+    for write in (False, True):
+        for engine in engines:
+            way = f"{'write' if write else 'read'} {engine}"
+            plans = [(f"{way} {b} depth {d}", n, d, size, None) for b, n in BLOCKS.items() for d in DEPTHS]
+            plans.append((f"{way} 1M depth 32, locked tensor", 1 << 20, 32, size, locked))
+            plans.append((f"{way} 4K depth 1, latency", 4096, 1, 32 << 20, None))
+            for name, block, depth, length, memory in plans:
+                if only not in name:
+                    continue
+                repeated = Repeated(length, block * depth) if memory is None else None
+                view = repeated.tensor if repeated else memory[:length]
+                a, b = pair(
+                    lambda args=(path, engine, write, block, depth, view): ours(*args),
+                    lambda args=(path, engine, write, block, depth, length): fio(*args),
+                    rounds,
+                )
+                facts = {"engine": engine, "write": write, "block": block, "depth": depth}
+                made = case(name, length, a, b, **facts)
+                if "latency" in name:
+                    made["latency_us"] = round(made["ours_us"] / (length / block), 2)
+                    made["fio_latency_us"] = round(made["peers"]["fio"] / (length / block), 2)
+                print(f"{name}: {made['gbps']} GB/s, {made['fraction']} of fio", flush=True)
+                records.append(made)
+                del view
+                if repeated:
+                    repeated.close()
+    return records
+
+
+def run(folder: Path | None = None, quick: bool = False) -> list[dict[str, Any]]:
+    """All cases (``DS_BENCH_ONLY``: those whose name holds it); nothing where fio is not installed."""
+    if shutil.which("fio") is None:
+        print("async_io: fio is not installed, not run")
+        return []
+    path = Path(os.environ.get("DS_BENCH_FILE") or Path(tempfile.gettempdir()) / "async_io.bin")
+    version = subprocess.run(["fio", "--version"], capture_output=True, encoding="utf-8", check=True).stdout.strip()
+    try:
+        records = measure(path, quick, os.environ.get("DS_BENCH_ONLY", ""))
+    finally:
+        path.unlink(missing_ok=True)
+    where = {**record.where(torch.device("cpu")), "fio": version, "load": round(os.getloadavg()[0], 2)}
+    records = [{**r, **where} for r in records]
+    record.save("async_io", records, folder)
+    rows = [
+        (r["case"], f"{r['gbps']:.2f}", f"{r['ceiling_gbps']:.2f}", f"{r['fraction']:.2f}",
+         f"{r['cpu_s_per_gb']:.3f}", f"{r['fio_cpu_s_per_gb']:.3f}") for r in records
+    ]  # fmt: skip
+    head = ("case", "ours, GB/s", "fio, GB/s", "ratio", "CPU s/GB", "fio's")
+    record.table("async_io and fio, in turn", rows, head)
+    return records

@@ -1,0 +1,7 @@
+"""DeepSpeed's module path of the compiled op: the functions that ``gds``'s builder returns from ``load()``."""
+
+from __future__ import annotations
+
+from deepspeed._lazy import op_functions
+
+__getattr__, __dir__ = op_functions(__name__, "gds")
