@@ -1,6 +1,7 @@
 """What compute-sanitizer watches: every GPU op on small, odd and empty tensors of every dtype, eager and capturable.
 
 ``compute-sanitizer --tool=memcheck python ci/sanitizer_workload.py``, and ``--tool=racecheck`` (ci/gpu_suite.py).
+``python ci/sanitizer_workload.py FILE`` saves what it computed: ci/gpu_sources.py compares that between compilers.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ SIZES = (1, 0, 5, 127, 513, 1027, 4099)
 
 def main() -> None:
     """Run it; ends with the number of steps taken."""
-    steps = 0
+    torch.manual_seed(3)
+    steps, results = 0, {}
     for kind in (FusedAdam, FusedLion, FusedLamb):
         for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
             for options in ({}, {"capturable": True}):
@@ -40,7 +42,13 @@ def main() -> None:
                     fused_adam.multi_tensor_check_finite(flag, gradients)
                     optimizer.step()
                     steps += 1
+                for i, p in enumerate(params):
+                    state = {k: v for k, v in optimizer.state[p].items() if isinstance(v, torch.Tensor)}
+                    for key, value in {"p": p.detach(), **state}.items():
+                        results[f"{kind.__name__} {dtype} {'capturable ' if options else ''}{i} {key}"] = value.cpu()
     torch.cuda.synchronize()
+    if sys.argv[1:]:
+        torch.save(results, sys.argv[1])
     sys.stdout.write(f"{steps} steps\n")
 
 
