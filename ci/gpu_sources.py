@@ -2,8 +2,8 @@
 
 ``python ci/gpu_sources.py [NVRTC FOLDER...]`` (a step of ci/gpu_suite.py). For each NVRTC found (torch's own, and those
 of the folders: ``pip install --target``), and each architecture up to this GPU's that ships or has cells, the GPU parts
-of every op are built. A child that may compile nothing gets these and no others, runs ci/sanitizer_workload.py, and must
-have the bits of the machine code that the newest compiler made. Where a kernel counts steps on the device it calls
+of every op are built. A child that may compile nothing gets these and no others, runs ci/sanitizer_workload.py, and
+has to show the bits of the machine code that the newest compiler made. Where a kernel counts steps on the device it calls
 ``pow``, which differs between compiler releases by some ulps. The last line is JSON, a row per release, as ci/farm's
 report reads it.
 """
@@ -83,7 +83,7 @@ def differences(got: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -
             eps = torch.finfo(tensor.dtype).eps
             same = torch.allclose(tensor.double(), other.double(), rtol=4 * eps, atol=16 * eps * 1e-3, equal_nan=True)
         else:
-            same = torch.equal(tensor.view(torch.uint8), other.view(torch.uint8))
+            same = torch.equal(tensor.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
         wrong += [] if same else [name]
     return wrong
 
