@@ -111,7 +111,9 @@ def find_engine(
         if not shutil.which(name, path=env.get("PATH", "")):
             problems.append(f"{name} is not on PATH")
             continue
-        engine = Engine(name, env, tuple(options) if name == wanted else (), runner)
+        # podman reads DOCKER_CONFIG too, and ends where the folder it names holds no file.
+        mine = {k: v for k, v in env.items() if name == "docker" or k not in ("DOCKER_CONFIG", "DOCKER_HOST")}
+        engine = Engine(name, mine, tuple(options) if name == wanted else (), runner)
         answer = engine("version", "--format", "{{.Server.Version}}" if name == "docker" else "{{.Client.Version}}")
         if answer.code:
             last = (answer.output.strip().splitlines() or ["no answer"])[-1]

@@ -223,3 +223,12 @@ def test_records_that_are_broken_count_as_none(farm: Path) -> None:
     (farm / "records" / "cpu.json").write_text('{"digest"', encoding="utf-8")
     assert records.read(place, "cpu") is None
     assert store_room.ORIGINS  # the store's room is the one the farm keeps parts in
+
+
+def test_podman_does_not_get_the_settings_of_docker(tmp_path: Path) -> None:
+    """Fault: podman ends because the folder of a private dockerd's client holds no config.json."""
+    from farm_tool.engines import find_engine
+
+    env = {"PATH": programs(tmp_path / "bin", podman="exit 0", docker="exit 0"), "DOCKER_CONFIG": str(tmp_path)}
+    assert "DOCKER_CONFIG" not in find_engine("podman", env).env
+    assert find_engine("docker", env).env["DOCKER_CONFIG"] == str(tmp_path)
