@@ -4,13 +4,16 @@
 
 A record a case: bandwidth, or for the case "latency" the time of one 4 KiB transfer at depth 1; CPU seconds per GB of
 both sides. ``fraction`` is ours over fio's (for the latency fio's time over ours); medians of ROUNDS runs each. fio's
-CPU time is its own (usr_cpu + sys_cpu of the job), ours that of the process while the request runs. Memory is the same
-on both sides: depth times block bytes of shared 4 KiB pages, which fio uses again and again; one request sees them as
-one long buffer, mapped over and over. A locked tensor, whose pages are huge and all its own, is a case by itself.
+CPU time is its own (usr_cpu + sys_cpu of the job), ours that of the process while the request runs. Memory is alike on
+both sides: the same number of bytes (depth times block), which fio uses again and again and one request of ours sees as
+one long buffer, mapped over and over; huge pages on both sides where they can be reserved (root), since how many pieces
+of physical memory a block has decides the bandwidth of a virtual disk, and with small pages that is luck. A locked
+tensor, all its memory its own, is a case by itself.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import mmap
@@ -21,7 +24,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +35,19 @@ from deepspeed_ops.aio import IoQueue, backends
 from deepspeed_ops.pin_memory import new_locked
 
 ROUNDS = 5
+HUGE = 2 << 20
 SIZE = 1 << 30
 BLOCKS = {"128K": 128 << 10, "1M": 1 << 20}
 DEPTHS = (1, 32, 128)
 Run = Callable[[], tuple[float, float]]
 
 
-def fio(path: Path, engine: str, write: bool, block: int, depth: int, size: int) -> tuple[float, float]:
+def fio(path: Path, engine: str, write: bool, block: int, depth: int, size: int, huge: bool) -> tuple[float, float]:
     """Seconds and CPU seconds of one run of fio."""
     command = [
         "fio", "--name=x", f"--filename={path}", f"--rw={'write' if write else 'read'}", f"--bs={block}",
         f"--iodepth={depth}", f"--ioengine={engine}", "--direct=1", f"--size={size}", f"--io_size={size}", "--thread",
-        "--fallocate=none", "--overwrite=1", "--mem=mmapshared", "--output-format=json",
+        "--fallocate=none", "--overwrite=1", f"--mem={'shmhuge' if huge else 'mmapshared'}", "--output-format=json",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=300, check=True)
     job = json.loads(done.stdout)["jobs"][0]
@@ -63,6 +67,23 @@ def ours(path: Path, engine: str, write: bool, block: int, depth: int, memory: A
     return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
+@contextlib.contextmanager
+def huge_pages(count: int) -> Iterator[bool]:
+    """Reserve huge pages for a while; False where the system gives none."""
+    setting = Path("/proc/sys/vm/nr_hugepages")
+    try:
+        before = int(setting.read_text(encoding="ascii"))
+        setting.write_text(str(before + count), encoding="ascii")
+        granted = int(setting.read_text(encoding="ascii")) == before + count
+    except OSError:
+        yield False
+        return
+    try:
+        yield granted
+    finally:
+        setting.write_text(str(before), encoding="ascii")
+
+
 class Repeated:
     """A buffer of ``size`` bytes, all of it the same ``span`` bytes of shared memory.
 
@@ -70,13 +91,16 @@ class Repeated:
         tensor: the buffer.
     """
 
-    def __init__(self, size: int, span: int) -> None:
+    def __init__(self, size: int, span: int, huge: bool) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._libc.mmap.restype = ctypes.c_void_p
         self._libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-        fd, self._size = os.memfd_create("async_io"), size
+        span = -(-span // HUGE) * HUGE if huge else span
+        size = -(-size // span) * span
+        fd, self._size = os.memfd_create("async_io", os.MFD_HUGETLB if huge else 0), size + HUGE
         os.truncate(fd, span)
-        self._start = self._libc.mmap(None, size, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+        self._mapping = self._libc.mmap(None, self._size, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+        self._start = -(-self._mapping // HUGE) * HUGE
         for at in range(0, size, span):
             where, access = self._start + at, mmap.PROT_READ | mmap.PROT_WRITE
             got = self._libc.mmap(where, min(span, size - at), access, mmap.MAP_SHARED | 0x10, fd, 0)  # MAP_FIXED
@@ -88,7 +112,7 @@ class Repeated:
 
     def close(self) -> None:
         """Unmap; the tensor must not be used any more."""
-        self._libc.munmap(ctypes.c_void_p(self._start), ctypes.c_size_t(self._size))
+        self._libc.munmap(ctypes.c_void_p(self._mapping), ctypes.c_size_t(self._size))
 
 
 def verify(path: Path, engine: str, sent: torch.Tensor) -> None:
@@ -133,7 +157,7 @@ def case(
     }
 
 
-def measure(path: Path, quick: bool, only: str) -> list[dict[str, Any]]:
+def measure(path: Path, quick: bool, only: str, huge: bool) -> list[dict[str, Any]]:
     """Every case whose name holds ``only``."""
     size, rounds = (SIZE // 4, 3) if quick else (SIZE // 2, ROUNDS)
     locked = new_locked(size, torch.uint8)
@@ -153,14 +177,14 @@ def measure(path: Path, quick: bool, only: str) -> list[dict[str, Any]]:
             for name, block, depth, length, memory in plans:
                 if only not in name:
                     continue
-                repeated = Repeated(length, block * depth) if memory is None else None
-                view = repeated.tensor if repeated else memory[:length]
+                repeated = Repeated(length, block * depth, huge) if memory is None else None
+                view = repeated.tensor[:length] if repeated else memory[:length]
                 a, b = pair(
                     lambda args=(path, engine, write, block, depth, view): ours(*args),
-                    lambda args=(path, engine, write, block, depth, length): fio(*args),
+                    lambda args=(path, engine, write, block, depth, length, huge): fio(*args),
                     rounds,
                 )
-                facts = {"engine": engine, "write": write, "block": block, "depth": depth}
+                facts = {"engine": engine, "write": write, "block": block, "depth": depth, "huge_pages": huge}
                 made = case(name, length, a, b, **facts)
                 if "latency" in name:
                     made["latency_us"] = round(made["ours_us"] / (length / block), 2)
@@ -181,7 +205,8 @@ def run(folder: Path | None = None, quick: bool = False) -> list[dict[str, Any]]
     path = Path(os.environ.get("DS_BENCH_FILE") or Path(tempfile.gettempdir()) / "async_io.bin")
     version = subprocess.run(["fio", "--version"], capture_output=True, encoding="utf-8", check=True).stdout.strip()
     try:
-        records = measure(path, quick, os.environ.get("DS_BENCH_ONLY", ""))
+        with huge_pages(2 * 128 + 8) as huge:  # what fio and we need at depth 128 and 1 MiB
+            records = measure(path, quick, os.environ.get("DS_BENCH_ONLY", ""), huge)
     finally:
         path.unlink(missing_ok=True)
     where = {**record.where(torch.device("cpu")), "fio": version, "load": round(os.getloadavg()[0], 2)}

@@ -179,7 +179,8 @@ def numbers_page() -> str:
         "",
         "The newest record of each case in `benchmarks/results/`, written by `make bench` (`python -m benchmarks`).",
         "Ceiling and peers were measured in the same run: compare ratios, not figures of different machines. On a GPU",
-        "the ceiling is a device-to-device copy, on a CPU a STREAM triad (12 bytes an element, so Adam can pass it).",
+        "the ceiling is a device-to-device copy, on a CPU a STREAM triad (12 bytes an element, so Adam can pass it);",
+        "for I/O it is fio.",
         "",
     ]
     for file in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
