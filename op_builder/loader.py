@@ -87,6 +87,8 @@ class Loader:
                 if not spec.host:
                     raise LoadFailed(f"op {op} has no host library", "it is Python only", f"import {spec.face}")
                 want = self._want(spec, "host", ffi_abi(ffi.__version__))
+                if spec.needs:
+                    importlib.import_module(".libraries", __package__).preload(spec.needs)
                 self.state.modules[op] = self._first_that_opens(
                     spec, None, self.host, want, lambda part, marks: self._open_library(part, marks, ffi)
                 )

@@ -1,8 +1,9 @@
 """Test inside the package: every host library that was shipped is whole, asks for no newer glibc than the package says,
-and loads beside the installed apache-tvm-ffi."""
+and loads beside the installed apache-tvm-ffi; what they open at run time came with the package's dependencies."""
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
@@ -37,6 +38,8 @@ def main() -> None:
         tvm_ffi.load_module(str(part))
         loaded.append(manifest["op"])
     assert loaded, f"{PREFIX} holds no host library"
+    if sys.platform == "linux":
+        ctypes.CDLL(str(PREFIX / "lib" / "libaio.so.1"))  # async_io's; the system's own would hide that ours is missing
     print(f"{len(loaded)} host libraries load: {', '.join(loaded)}")
 
 

@@ -65,6 +65,7 @@ def make(place: Place) -> None:
     with environment(place):
         python(place.standins, place.work)
         compilers(place.standins, (BUILD_PLATFORM, CROSS_PLATFORM))
+        libaio(place.standins, place.work, others)
         for subdir in others:
             empty(place.standins, subdir, "python", platform.python_version())
         for file in sorted([*place.wheels.glob("*.whl"), *(place.wheels / "lowest").glob("*.whl")]):
@@ -126,6 +127,23 @@ def python(channel: Path, work: Path) -> None:
         name="python", version=platform.python_version(), target_platform="linux-64", build_string="standin_cpython",
         output_dir=place, files_dir=work, compression_level=1, detect_prefix=False,
     )  # fmt: skip
+
+
+def libaio(channel: Path, work: Path, others: Sequence[str]) -> None:
+    """This machine's own; for other platforms nothing but the name."""
+    shutil.rmtree(work, ignore_errors=True)
+    (work / "lib").mkdir(parents=True)
+    place = next((p for p in Path("/usr/lib").glob("*-linux-gnu/libaio.so.1*") if not p.is_symlink()), None)
+    if place is None:
+        raise UsageError("libaio.so.1 was not found", "the recipe depends on it", "apt-get install libaio1")
+    shutil.copy2(place, work / "lib" / "libaio.so.1")
+    assemble_package(
+        name="libaio", version="0.3", target_platform=BUILD_PLATFORM, build_string="standin_linux_64_0",
+        output_dir=channel / BUILD_PLATFORM, files_dir=work, compression_level=1, detect_prefix=False,
+    )  # fmt: skip
+    for subdir in others:
+        if subdir.startswith("linux"):
+            empty(channel, subdir, "libaio", "0.3")
 
 
 def by_recipe(

@@ -116,12 +116,10 @@ def libraries_of(spec: OpSpec, settings: Settings, tools: Toolchain | None) -> t
         settings: the environment.
         tools: the compiler that a probe is linked with.
     """
-    from deepspeed_ops.op_builder.libraries import distribution_family, find, io_uring
+    from deepspeed_ops.op_builder.libraries import find, io_uring
 
-    release = Path("/etc/os-release")
-    family = distribution_family(release.read_text(encoding="utf-8")) if release.is_file() else ""
-    compiler = tools.host if tools is not None else None
-    found = [find(name, compiler, settings, family=family) for name in spec.needs]
+    compiler, at = tools.host if tools is not None else None, read_distribution(settings.env)
+    found = [find(name, compiler, settings, at=at) for name in spec.needs]
     ways = [Way(f.library.name, "load" if f.opens else "absent", f.text, fix=f.fix) for f in found if f is not None]
     return (Way("io_uring", "load", io_uring()), *ways) if "libaio" in spec.needs else tuple(ways)
 

@@ -44,6 +44,12 @@ def test_every_cpu_op_runs_without_a_compiler(prefix: Path, run: Run) -> None:
     assert not list((prefix / "home").rglob("*.so"))
 
 
+def test_async_io_uses_the_environments_own_libaio(prefix: Path, run: Run) -> None:
+    """Fault: conda's libaio is installed and never found, since nobody searches an environment's lib."""
+    code = "import deepspeed_ops.aio as a; a.backends(); print(open('/proc/self/maps').read())"
+    assert f"{prefix}/lib/libaio.so.1" in run(prefix, "python", "-c", code)
+
+
 def test_import_needs_no_torch_and_is_quiet(prefix: Path, run: Run) -> None:
     """Fault: an import that prints, probes or pulls torch in."""
     assert run(prefix, "python", "-c", "import deepspeed, sys; assert 'torch' not in sys.modules") == ""

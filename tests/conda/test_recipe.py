@@ -108,6 +108,17 @@ def test_a_missing_tool_says_which_package_brings_it(
         build.build(place, chosen[:1], tmp_path / "out")
 
 
+def test_without_libaio_the_packages_own_test_fails(place: Place, tmp_path: Path) -> None:
+    """Fault: a dependency that is opened at run time, so that a build without it looks complete."""
+    recipe = mutated(tmp_path / "checkout", ("        - if: linux\n          then: libaio\n", ""))
+    made = build.render(BUILD_PLATFORM, [build.variants_of_standins(place)], recipe)
+    chosen = [v for v in made if v.recipe.package.name == "deepspeed-ops-host"]
+    out = tmp_path / "out"
+    (package,) = build.build(place, chosen, out).packages
+    count, failed = build.run_tests(place, package, [out.as_uri(), place.standins.as_uri()])
+    assert count == 1 and len(failed) == 1 and "libaio.so.1" in failed[0]
+
+
 def test_run_dependencies_are_those_of_pyproject() -> None:
     """Fault: a dependency added to the wheel and forgotten in the recipe."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")

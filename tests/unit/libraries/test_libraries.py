@@ -7,24 +7,14 @@ from pathlib import Path
 import pytest
 
 from op_builder.commands import Completed
-from op_builder.libraries import LIBRARIES, distribution_family, find, how_to_install, io_uring
+from op_builder.distribution import Distribution
+from op_builder.libraries import LIBRARIES, find, how_to_install, io_uring, preload
 from op_builder.settings import Settings
 from op_builder.spec import all_specs
 from op_builder.toolchain import HostCompiler
 
 GXX = HostCompiler("gcc", Path("/usr/bin/g++"), (12, 2, 0), "x86_64-linux-gnu", "g++ 12")
-RELEASES = {
-    'ID=debian\nVERSION_ID="12"': "debian",
-    "ID=ubuntu\nID_LIKE=debian": "debian",
-    'ID="rhel"\nID_LIKE="fedora"': "fedora",
-    'ID="rocky"\nID_LIKE="rhel centos fedora"': "fedora",
-    'ID="amzn"': "fedora",
-    "ID=arch": "arch",
-    'ID="opensuse-leap"\nID_LIKE="suse opensuse"': "suse",
-    "ID=alpine": "alpine",
-    "ID=nixos": "nixos",
-    "": "",
-}
+DEBIAN = Distribution("debian", "Debian 12", "apt", root=True)
 
 
 def absent(_: str) -> object:
@@ -43,21 +33,32 @@ def linker(works: bool, seen: list[list[str]]) -> object:
     return run
 
 
-@pytest.mark.parametrize(("text", "family"), RELEASES.items())
-def test_distributions(text: str, family: str) -> None:
-    """Fault: Rocky is told to use apt."""
-    assert distribution_family(text) == family
-
-
 def test_every_distribution_gets_its_own_command() -> None:
     """Fault (DeepSpeed): dpkg, pacman and rpm are asked in turn, and none knows conda."""
     aio = LIBRARIES["libaio"]
-    assert how_to_install(aio, "debian", False) == "apt-get install libaio-dev"
-    assert how_to_install(aio, "arch", False) == "pacman -S libaio"
-    assert how_to_install(aio, "fedora", False) == "dnf install libaio-devel"
-    assert how_to_install(aio, "debian", True) == "conda install -c conda-forge libaio"
-    unknown = how_to_install(aio, "nixos", False)
-    assert all(name in unknown for name in ("libaio-dev", "libaio-devel", "conda"))
+    for manager, package in (("apt", "libaio-dev"), ("pacman", "libaio"), ("dnf", "libaio-devel")):
+        said = how_to_install(aio, Distribution("x", "X", manager, root=True))
+        assert manager in said and said.endswith(package)
+    assert "conda-forge libaio" in how_to_install(aio, Distribution("debian", "Debian 12", "apt", conda="/opt/env"))
+    unknown = how_to_install(aio, Distribution("nixos", "NixOS"))
+    assert all(name in unknown for name in ("libaio-dev", "libaio-devel", "libaio"))
+
+
+def test_an_environments_own_library_comes_first(tmp_path: Path) -> None:
+    """Fault: conda's libaio lies in the environment's lib, which no loader searches, and counts as missing."""
+    own = tmp_path / "lib" / "libaio.so.1"
+    own.parent.mkdir()
+    own.touch()
+
+    def load(name: str) -> object:
+        if name != str(own):
+            raise OSError(name)
+        return name
+
+    settings = Settings.read({})
+    found = find("libaio", None, settings, at=DEBIAN, system="linux", load=load, prefix=str(tmp_path))
+    assert found is not None and found.opens == str(own) and not found.fix
+    assert preload(["libaio", "no-such-need"], str(tmp_path)) == (), "an empty file is no library, and that is no error"
 
 
 @pytest.mark.parametrize("links", [True, False])
@@ -67,10 +68,10 @@ def test_present_and_absent(links: bool, opens: bool) -> None:
     seen: list[list[str]] = []
     settings = Settings.read({"CFLAGS": "-I/opt/aio/include", "LDFLAGS": "-L/opt/aio/lib"})
     load = (lambda name: name) if opens else absent
-    found = find("libaio", GXX, settings, family="debian", system="linux", run=linker(links, seen), load=load)  # type: ignore[arg-type]
+    found = find("libaio", GXX, settings, at=DEBIAN, system="linux", run=linker(links, seen), load=load)  # type: ignore[arg-type]
     assert found is not None and bool(found.links) is links and bool(found.opens) is opens
     assert "-I/opt/aio/include" in seen[0] and "-L/opt/aio/lib" in seen[0] and "-laio" in seen[0]
-    assert found.fix == ("" if opens else "apt-get install libaio-dev")
+    assert found.fix == ("" if opens else how_to_install(LIBRARIES["libaio"], DEBIAN))
     assert ("io_uring and threads serve" in found.text) is not opens
 
 
@@ -82,13 +83,13 @@ def test_a_library_that_answers_by_its_new_name() -> None:
             raise OSError(name)
         return name
 
-    found = find("libaio", None, Settings.read({}), family="debian", system="linux", load=load)
+    found = find("libaio", None, Settings.read({}), at=DEBIAN, system="linux", load=load)
     assert found is not None and found.opens == "libaio.so.1t64" and found.links.state == "could not test"
 
 
 def test_other_systems_miss_nothing() -> None:
     """Fault: a Windows user is told to install a Linux library."""
-    assert find("libaio", GXX, Settings.read({}), family="", system="win32", load=absent) is None
+    assert find("libaio", GXX, Settings.read({}), at=DEBIAN, system="win32", load=absent) is None
     assert "Linux only" in io_uring("darwin") and "io_uring_setup" in io_uring("linux")
 
 
