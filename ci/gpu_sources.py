@@ -3,9 +3,9 @@
 ``python ci/gpu_sources.py [NVRTC FOLDER...]`` (a step of ci/gpu_suite.py). For each NVRTC found (torch's own, and those
 of the folders: ``pip install --target``), and each architecture up to this GPU's that ships or has cells, the GPU parts
 of every op are built. A child that may compile nothing gets these and no others, runs ci/sanitizer_workload.py, and
-has to show the bits of the machine code that the newest compiler made. Where a kernel counts steps on the device it calls
-``pow``, which differs between compiler releases by some ulps. The last line is JSON, a row per release, as ci/farm's
-report reads it.
+has to show the bits of the machine code that the newest compiler made. Where a kernel counts steps on the device it
+calls ``pow``, which differs between compiler releases by some ulps. The last line is JSON, a row per release, as the
+report of ci/farm reads it.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def how_to_install(library: Library, at: Distribution) -> str:
 
 
 def in_prefix(library: Library, prefix: str = sys.prefix) -> tuple[str, ...]:
-    """The library's files in a Python environment's own ``lib`` (conda's), which the loader does not search by itself."""
+    """The library's files in a Python environment's own ``lib`` (conda's), where no loader looks by itself."""
     places = [Path(prefix, "lib", name) for name in library.sonames]
     return tuple(str(place) for place in places if place.is_file())
 
