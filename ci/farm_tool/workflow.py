@@ -116,7 +116,7 @@ def workflow(command: str, tables: Matrix) -> str:
             "        with:",
             "          name: ship-set",
         ],
-        step("The packages, from the parts", "make conda PARTS=parts"),
+        step("The packages", "make conda"),
         step(
             "Upload",
             "python -m pip install anaconda-client",

@@ -87,9 +87,11 @@ def test_a_bad_name_is_refused_before_anything_is_written(name: str, capsys: pyt
 def test_generators_see_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault: a check of generated files that cannot fail."""
     gen = tool("gen")
-    monkeypatch.setattr(gen, "ROOT", tmp_path)
-    (tmp_path / "docs").mkdir()
-    for file in ("pyproject.toml", "op_builder/errors.py"):
+    for module in (gen, sys.modules["pins"], sys.modules["recipe_files"]):
+        monkeypatch.setattr(module, "ROOT", tmp_path)
+    for folder in ("docs", "recipe", "docker", "requirements"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    for file in ("pyproject.toml", "version.txt", "op_builder/errors.py", "src/deepspeed_ops/ds_report.schema.json"):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / file, tmp_path / file)
     assert gen.main([]) == 0 and gen.stale() == []
