@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -95,19 +96,23 @@ def main(folders: list[str]) -> int:
     compilers = {c.version[:2]: c for c in discover_gpu(settings, host, paths=[*folders, *sys.path]).nvrtc}
     driver = Driver.open().version
     ran, failed = [], 0
-    with tempfile.TemporaryDirectory() as work:
+    with tempfile.TemporaryDirectory() as work, ThreadPoolExecutor(4) as pool:
         base = Path(work, "host")
         host_parts(base, settings, host)
         expected: dict[str, torch.Tensor] | None = None
+
+        def one(target: Target, compiler: Nvrtc) -> dict[str, torch.Tensor]:
+            folder = Path(work, f"{dotted(compiler.version[:2])}-{target.variant}")
+            plans = tuple(plan_device(s, target, compiler, ROOT / "csrc", package_version(ROOT)) for s in SPECS)
+            build(CompilePlan(plans), Store(folder / "parts", "package"), settings)
+            return results([base, folder / "parts"], folder)
+
         for release, compiler in sorted(compilers.items(), reverse=True):
             if release > driver:
                 continue
             good: dict[str, list[str]] = {"sass": [], "ptx": []}
-            for target in sorted(targets(here, compiler), key=lambda t: t.kind == "ptx"):
-                root = Path(work, f"{dotted(release)}-{target.variant}")
-                plans = tuple(plan_device(s, target, compiler, ROOT / "csrc", package_version(ROOT)) for s in SPECS)
-                build(CompilePlan(plans), Store(root, "package"), settings)
-                found = results([base, root], Path(work))
+            wanted = sorted(targets(here, compiler), key=lambda t: t.kind == "ptx")
+            for target, found in zip(wanted, pool.map(lambda t, c=compiler: one(t, c), wanted), strict=True):
                 expected = found if expected is None else expected
                 wrong = differences(found, expected)
                 failed += bool(wrong)
