@@ -127,7 +127,7 @@ def test_direct_io_is_really_used(tmp_path: Path) -> None:
             pytest.skip("the file system of the temporary folder has no direct I/O")
         assert file.alignment % os.sysconf("SC_PAGESIZE") == 0 and file.size() == 1 << 20
         fds = sorted(Path("/proc/self/fdinfo").iterdir())
-        flags = [int(p.read_text().split("flags:")[1].split()[0], 8) for p in fds if p.exists()]
+        flags = [int(p.read_text(encoding="ascii").split("flags:")[1].split()[0], 8) for p in fds if p.exists()]
         assert any(flag & os.O_DIRECT for flag in flags)
         with queue.open(tmp_path / "f", direct=False) as plain:
             assert not plain.direct
