@@ -10,8 +10,6 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 PIP_FLAGS ?= -q
 PYTEST_FLAGS ?= -q
-# Test processes at a time. A file's tests stay together; many of them wait for programs they start.
-WORKERS ?= 2
 PY := $(VENV)/bin/python
 # What `make test` needs besides Python: command and the Debian package that has it. The last one is a comfort: it
 # cross-compiles the NEON level that qemu then runs.
@@ -33,8 +31,7 @@ demo: $(VENV)/.demo ## install, report, train a real classifier, write demo.png
 	$(PY) -m deepspeed_ops.demo
 
 test: $(VENV)/.test tools ## every test that this machine can run
-	DS_TEST_NVRTC=$${DS_TEST_NVRTC:-$(abspath $(VENV))/nvrtc} $(PY) -X warn_default_encoding -m pytest $(PYTEST_FLAGS) \
-	  -n $(WORKERS) --dist loadfile tests
+	DS_TEST_NVRTC=$${DS_TEST_NVRTC:-$(abspath $(VENV))/nvrtc} $(PY) -X warn_default_encoding -m pytest $(PYTEST_FLAGS) tests
 
 lint: $(VENV)/.test ## ruff, mypy --strict, shellcheck, generated files, the rules of the house
 	$(PY) -m ruff check .
