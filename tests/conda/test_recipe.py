@@ -46,7 +46,7 @@ def test_the_readme_counts_what_is_rendered() -> None:
     assert f"**{total} builds**" in (RECIPE / "README.md").read_text(encoding="utf-8")
 
 
-# pip notes the folder it installed from, and RECORD holds that note's digest: the two files that recipe/README.md lists.
+# pip notes the folder it installed from, and RECORD holds that note's digest: what recipe/README.md lists.
 MAY_DIFFER = ("direct_url.json", "RECORD")
 
 

@@ -130,7 +130,7 @@ class Lab:
         setup = (
             'set -e; cd "$1"; mount --make-rprivate /; mount --bind "$1" "$2"; mount --bind "$1/tmp" /tmp\n'
             'mount --bind "$1/passwd" /etc/passwd; mount --bind "$1/driver" /proc/driver; mkdir -p /run/sshd\n'
-            'hostname "$3"; while ! ip addr show dev eth0 2>/dev/null | grep -q inet; do sleep 0.05; done\n'
+            'hostname "$3"; while ! ip addr show dev eth0 2>/dev/null | grep -q "inet "; do sleep 0.05; done\n'
             'exec /usr/sbin/sshd -D -e -f "$1/sshd_config"'
         )
         argv = ["unshare", "-m", "-n", "-u", "bash", "-c", setup, "node", str(node.root), str(self.here), name]
