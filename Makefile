@@ -18,7 +18,7 @@ MULTINODE_TOOLS := g++:g++ pdsh:pdsh ssh:openssh-client /usr/sbin/sshd:openssh-s
   bindfs:bindfs unshare:util-linux setpriv:util-linux
 CONDA_TOOLS := g++:g++ unshare:util-linux strip:binutils /lib/x86_64-linux-gnu/libaio.so.1:libaio1 qemu-aarch64:qemu-user \
   aarch64-linux-gnu-g++:g++-aarch64-linux-gnu
-TOOLS := g++:g++ git:git shellcheck:shellcheck qemu-x86_64:qemu-user aarch64-linux-gnu-g++:g++-aarch64-linux-gnu
+TOOLS := g++:g++ git:git fio:fio shellcheck:shellcheck qemu-x86_64:qemu-user aarch64-linux-gnu-g++:g++-aarch64-linux-gnu
 
 .PHONY: help env demo test lint bench docs op gen windows conda images multinode tools windows-tools conda-tools multinode-tools clean
 
@@ -132,7 +132,7 @@ multinode-tools: tools
 
 # policy-rc.d: a package that brings a service (openssh-server) shall not start it on this machine.
 tools:
-	@missing=""; for pair in $(TOOLS); do command -v "$${pair%%:*}" >/dev/null || missing="$$missing $${pair##*:}"; done; \
+	@missing=""; for pair in $(TOOLS); do command -v "$${pair%%:*}" >/dev/null || [ -f "$${pair%%:*}" ] || missing="$$missing $${pair##*:}"; done; \
 	if [ -z "$$missing" ]; then exit 0; fi; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  echo "installing$$missing"; \

@@ -22,7 +22,9 @@ IN_CI = os.environ.get("CI", "").lower() in ("true", "1")
 # What `make test` installs itself on Linux: in CI a skip that names one of these hides a broken set-up, so it fails.
 # `make conda` and `make images` run these, with what they set up first.
 collect_ignore = [] if os.environ.get("DS_TEST_CONDA") else ["conda"]
-INSTALLED_BY_MAKE = re.compile(r"g\+\+|C\+\+ compiler|readelf|check-jsonschema|scikit-learn|no NVRTC \(")
+INSTALLED_BY_MAKE = re.compile(
+    r"g\+\+|C\+\+ compiler|readelf|check-jsonschema|'jsonschema'|scikit-learn|fio is not|uv is missing|no NVRTC \("
+)
 
 
 def refuse_skip(report: Report) -> Report:
