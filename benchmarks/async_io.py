@@ -3,23 +3,22 @@
 ``python -m benchmarks async_io``; ``DS_BENCH_FILE`` names the file (default: ``async_io.bin`` in the temporary folder).
 
 A record a case: bandwidth, or for the case "latency" the time of one 4 KiB transfer at depth 1; CPU seconds per GB of
-both sides. ``fraction`` is ours over fio's (for the latency fio's time over ours); medians of ROUNDS runs each. fio's
-CPU time is its own (usr_cpu + sys_cpu of the job), ours that of the process while the request runs. Memory is alike on
-both sides: the same number of bytes (depth times block), which fio uses again and again and one request of ours sees as
-one long buffer, mapped over and over; huge pages on both sides where they can be reserved (root), since how many pieces
-of physical memory a block has decides the bandwidth of a virtual disk, and with small pages that is luck. A locked
-tensor, all its memory its own, is a case by itself.
+both sides. ``fraction`` is ours over fio's (for the latency fio's time over ours); medians of 11 or, at depth 1, of 21
+runs each, every one after a rest. fio's CPU time is its own (usr_cpu + sys_cpu of the job), ours that of the process
+while the request runs. Memory is alike on both sides: the same number of bytes (depth times block, at least one huge
+page), which fio uses again and again and one request of ours sees as one long buffer, mapped over and over; huge pages
+on both sides where they can be reserved (root), since how many pieces of physical memory a block has decides the
+bandwidth of a virtual disk, and with small pages that is luck. A locked tensor, all its memory its own, is a case by
+itself.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import mmap
 import os
 import resource
-import shutil
 import statistics
 import subprocess
 import tempfile
@@ -31,32 +30,29 @@ from typing import Any
 import torch
 
 from benchmarks import record
+from deepspeed_ops import fio
 from deepspeed_ops.aio import IoQueue, backends
 from deepspeed_ops.pin_memory import new_locked
 
-ROUNDS = 5
+ROUNDS = 11
+ROUNDS_DEPTH_1 = 21  # one transfer at a time: which CPU wakes decides a run, so it takes more of them
+REST_S = 0.4  # before every run, so that none pays the disk's rate limit for the bytes of the one before
 HUGE = 2 << 20
-SIZE = 1 << 30
+SIZE = 1 << 29
 BLOCKS = {"128K": 128 << 10, "1M": 1 << 20}
 DEPTHS = (1, 32, 128)
-Run = Callable[[], tuple[float, float]]
+Cost = tuple[float, float]  # seconds, CPU seconds
+Run = Callable[[], Cost]
 
 
-def fio(path: Path, engine: str, write: bool, block: int, depth: int, size: int, huge: bool) -> tuple[float, float]:
+def fios(program: Path, path: Path, engine: str, write: bool, block: int, depth: int, size: int, huge: bool) -> Cost:
     """Seconds and CPU seconds of one run of fio."""
-    command = [
-        "fio", "--name=x", f"--filename={path}", f"--rw={'write' if write else 'read'}", f"--bs={block}",
-        f"--iodepth={depth}", f"--ioengine={engine}", "--direct=1", f"--size={size}", f"--io_size={size}", "--thread",
-        "--fallocate=none", "--overwrite=1", f"--mem={'shmhuge' if huge else 'mmapshared'}", "--output-format=json",
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=300, check=True)
-    job = json.loads(done.stdout)["jobs"][0]
-    side = job["write" if write else "read"]
-    seconds = side["io_bytes"] / side["bw_bytes"] * size / side["io_bytes"]
-    return seconds, (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] / 1e3
+    memory = "shmhuge" if huge else "mmapshared"
+    done = fio.run(fio.command(program, path, write, size, block, depth, 1, engine, memory=memory))
+    return done.seconds * size / done.nbytes, done.cpu_s
 
 
-def ours(path: Path, engine: str, write: bool, block: int, depth: int, memory: Any) -> tuple[float, float]:
+def ours(path: Path, engine: str, write: bool, block: int, depth: int, memory: Any) -> Cost:
     """Seconds and CPU seconds of one request."""
     with IoQueue(block, depth, backend=engine) as queue, queue.open(path, write=write) as file:
         if not file.direct:
@@ -124,19 +120,18 @@ def verify(path: Path, engine: str, sent: torch.Tensor) -> None:
         raise SystemExit(f"{engine} reads other bytes than were written")
 
 
-def pair(mine: Run, theirs: Run, rounds: int) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
-    """Both sides in turn; who begins changes with every round."""
-    a: list[tuple[float, float]] = []
-    b: list[tuple[float, float]] = []
+def pair(mine: Run, theirs: Run, rounds: int) -> tuple[list[Cost], list[Cost]]:
+    """Both sides in turn, each after a rest; who begins changes with every round."""
+    a: list[Cost] = []
+    b: list[Cost] = []
     for i in range(rounds):
         for side, runs in ((mine, a), (theirs, b)) if i % 2 == 0 else ((theirs, b), (mine, a)):
+            time.sleep(REST_S)
             runs.append(side())
     return a, b
 
 
-def case(
-    name: str, size: int, a: list[tuple[float, float]], b: list[tuple[float, float]], **facts: Any
-) -> dict[str, Any]:
+def case(name: str, size: int, a: list[Cost], b: list[Cost], **facts: Any) -> dict[str, Any]:
     """One record."""
     mine, theirs = statistics.median(s for s, _ in a), statistics.median(s for s, _ in b)
     rounds = [[round(x[0] * 1e3, 2), round(y[0] * 1e3, 2)] for x, y in zip(a, b, strict=True)]
@@ -157,9 +152,9 @@ def case(
     }
 
 
-def measure(path: Path, quick: bool, only: str, huge: bool) -> list[dict[str, Any]]:
+def measure(program: Path, path: Path, quick: bool, only: str, huge: bool) -> list[dict[str, Any]]:
     """Every case whose name holds ``only``."""
-    size, rounds = (SIZE // 4, 3) if quick else (SIZE // 2, ROUNDS)
+    size = SIZE // 2 if quick else SIZE
     locked = new_locked(size, torch.uint8)
     locked.random_(0, 255)
     with IoQueue() as queue:
@@ -177,11 +172,12 @@ def measure(path: Path, quick: bool, only: str, huge: bool) -> list[dict[str, An
             for name, block, depth, length, memory in plans:
                 if only not in name:
                     continue
+                rounds = 3 if quick else ROUNDS_DEPTH_1 if depth == 1 else ROUNDS
                 repeated = Repeated(length, block * depth, huge) if memory is None else None
                 view = repeated.tensor[:length] if repeated else memory[:length]
                 a, b = pair(
                     lambda args=(path, engine, write, block, depth, view): ours(*args),
-                    lambda args=(path, engine, write, block, depth, length, huge): fio(*args),
+                    lambda args=(program, path, engine, write, block, depth, length, huge): fios(*args),
                     rounds,
                 )
                 facts = {"engine": engine, "write": write, "block": block, "depth": depth, "huge_pages": huge}
@@ -199,14 +195,15 @@ def measure(path: Path, quick: bool, only: str, huge: bool) -> list[dict[str, An
 
 def run(folder: Path | None = None, quick: bool = False) -> list[dict[str, Any]]:
     """All cases (``DS_BENCH_ONLY``: those whose name holds it); nothing where fio is not installed."""
-    if shutil.which("fio") is None:
+    program = fio.find_fio()
+    if program is None:
         print("async_io: fio is not installed, not run")
         return []
     path = Path(os.environ.get("DS_BENCH_FILE") or Path(tempfile.gettempdir()) / "async_io.bin")
-    version = subprocess.run(["fio", "--version"], capture_output=True, encoding="utf-8", check=True).stdout.strip()
+    version = subprocess.run([program, "--version"], capture_output=True, encoding="utf-8", check=True).stdout.strip()
     try:
         with huge_pages(2 * 128 + 8) as huge:  # what fio and we need at depth 128 and 1 MiB
-            records = measure(path, quick, os.environ.get("DS_BENCH_ONLY", ""), huge)
+            records = measure(program, path, quick, os.environ.get("DS_BENCH_ONLY", ""), huge)
     finally:
         path.unlink(missing_ok=True)
     where = {**record.where(torch.device("cpu")), "fio": version, "load": round(os.getloadavg()[0], 2)}

@@ -37,7 +37,7 @@ def find_fio() -> Path | None:
 
 def command(
     fio: Path, path: Path, write: bool, size: int, block_size: int, queue_depth: int, threads: int, backend: str,
-    runtime_s: float | None = None, random: bool = False,
+    runtime_s: float | None = None, random: bool = False, memory: str = "malloc",
 ) -> list[str]:  # fmt: skip
     """fio's command line for one measurement; each thread has a part of the file of its own.
 
@@ -52,13 +52,14 @@ def command(
         backend: ``io_uring`` or ``libaio``.
         runtime_s: stop after so long.
         random: at random places instead of one after the other.
+        memory: fio's name for the kind of memory it transfers from and to.
     """
     part = size // threads
     words = {
         "name": "ds_io", "filename": path, "rw": ("rand" if random else "") + ("write" if write else "read"),
         "direct": 1, "bs": block_size, "iodepth": queue_depth, "ioengine": ENGINES[backend],
         "size": part, "numjobs": threads, "offset_increment": part, "thread": 1, "group_reporting": 1,
-        "output-format": "json", "fallocate": "none", "overwrite": 0, "invalidate": 0,
+        "output-format": "json", "fallocate": "none", "overwrite": 0, "invalidate": 0, "mem": memory,
     }  # fmt: skip
     if runtime_s is not None:
         words["runtime"] = f"{runtime_s:g}s"
