@@ -44,13 +44,26 @@ class Engine {
   virtual int depth() const = 0;
   // An errno where it can do nothing at all, now or later.
   virtual int broken() const { return 0; }
-  // Takes transfers in order; returns how many. A negative errno tells why the first one was not taken: with -EAGAIN it is
-  // to be offered again after a `reap`, with any other it has failed.
+  // Takes transfers in order; returns how many, not always as many as it could hold (`batch_of`). A negative errno tells why
+  // the first one was not taken: with -EAGAIN it is to be offered again after a `reap`, with any other it has failed.
   virtual int submit(Op* const* ops, int count) = 0;
   // Starts what was taken and not started yet; gives back finished transfers, at least one if `wait` and one is in flight.
   // A negative errno: the engine itself is broken.
   virtual int reap(Op** finished, int room, bool wait) = 0;
 };
+
+// How many of the transfers one system call is to carry: 512 KiB of them, and a quarter of the depth at most. The kernel
+// merges what lies side by side within a call, so that a whole queue of blocks reaches the device as one or two requests,
+// one after the other; and since these come back together, the queue is filled by the next call as a whole again.
+constexpr int64_t kBatchBytes = 512 << 10;
+
+inline int batch_of(Op* const* ops, int count, int depth) {
+  const int most = depth / 4 < count ? depth / 4 : count;
+  int64_t bytes = 0;
+  int n = 0;
+  while (n < most && (bytes += ops[n]->bytes) <= kBatchBytes) ++n;
+  return n > 0 || count == 0 ? n : 1;
+}
 
 // Every transfer is done while it is submitted. Concurrency comes from threads, one engine each.
 class SynchronousEngine : public Engine {

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cerrno>
+#include <cstddef>
 #include <chrono>
 #include <cstdint>
 #include <cstring>
@@ -240,33 +241,34 @@ class Lane {
     }
   }
 
-  // Hands waiting blocks to the engine.
+  // Hands waiting blocks to the engine, batch by batch.
   void offer(std::vector<Block*>* finished) {
-    while (!waiting_.empty()) {
-      ops_.clear();
-      const size_t most = options_.single_submit ? 1 : waiting_.size();
-      for (size_t i = 0; i < most; ++i) ops_.push_back(&waiting_[i]->op);
-      const int taken = engine().submit(ops_.data(), static_cast<int>(ops_.size()));
+    ops_.clear();
+    size_t next = 0;  // of the waiting blocks, whose transfers are `ops_`
+    while (next < waiting_.size()) {
+      while (ops_.size() < waiting_.size()) ops_.push_back(&waiting_[ops_.size()]->op);
+      const size_t most = options_.single_submit ? 1 : waiting_.size() - next;
+      const int taken = engine().submit(ops_.data() + next, static_cast<int>(most));
       if (taken > 0) {
         refusals_ = 0;
         in_flight_ += taken;
-        waiting_.erase(waiting_.begin(), waiting_.begin() + taken);
+        next += static_cast<size_t>(taken);
         continue;
       }
       if (taken == -EAGAIN || taken == 0) {
-        if (in_flight_ > 0) return;  // room comes with the next completion
+        if (in_flight_ > 0) break;  // room comes with the next completion
         if (++refusals_ < kRefusals) {
           pause_after(refusals_);
           continue;
         }
       }
-      Block* first = waiting_.front();
-      waiting_.erase(waiting_.begin());
+      Block* first = waiting_[next++];
       first->op.result = taken == 0 ? -EAGAIN : taken;
       first->refusals = kRefusals;
       refusals_ = 0;
       advance(first, finished);
     }
+    waiting_.erase(waiting_.begin(), waiting_.begin() + static_cast<std::ptrdiff_t>(next));
   }
 
   // A transfer came back: the block is finished, or goes on.

@@ -96,6 +96,7 @@ class LibaioEngine : public Engine {
   int depth() const override { return depth_; }
 
   int submit(Op* const* ops, int count) override {
+    count = batch_of(ops, count, depth_);
     int filled = 0;
     for (; filled < count && !free_.empty(); ++filled) {
       Op& op = *ops[filled];

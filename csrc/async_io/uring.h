@@ -79,10 +79,13 @@ class UringEngine : public Engine {
 
   int depth() const override { return depth_; }
 
+  // Starts the batch before this one; the last is started by `reap`, in the call that waits. What the kernel says against it
+  // is told by `reap` too.
   int submit(Op* const* ops, int count) override {
+    if (count > 0 && unstarted_ > 0 && enter(0) < 0) return -EAGAIN;
     const int room = depth_ - in_flight_ - static_cast<int>(unstarted_);
     if (room == 0) return count == 0 ? 0 : -EAGAIN;
-    const int taken = count < room ? count : room;
+    const int taken = batch_of(ops, count < room ? count : room, depth_);
     for (int i = 0; i < taken; ++i) {
       Op& op = *ops[i];
       uring::Submission& entry = entries_[tail_ & mask_];
@@ -105,13 +108,8 @@ class UringEngine : public Engine {
     if (got != 0 || (unstarted_ == 0 && (!wait || in_flight_ == 0))) return got;
     for (;;) {
       const bool block = wait && in_flight_ + static_cast<int>(unstarted_) > 0;
-      const long rc = syscall(uring::kEnter, fd_, unstarted_, block ? 1 : 0, block ? uring::kGetEvents : 0, nullptr, 0);
-      if (rc >= 0) {
-        unstarted_ -= static_cast<uint32_t>(rc);
-        in_flight_ += static_cast<int>(rc);
-      } else if (errno != EINTR && errno != EAGAIN && errno != EBUSY) {
-        return -errno;
-      }
+      const long rc = enter(block ? 1 : 0);
+      if (rc < 0 && errno != EINTR && errno != EAGAIN && errno != EBUSY) return -errno;
       got = collect(finished, room);
       if (got != 0 || (!wait && (unstarted_ == 0 || rc < 0))) return got;
       if (in_flight_ + static_cast<int>(unstarted_) == 0) return 0;
@@ -156,6 +154,16 @@ class UringEngine : public Engine {
     for (uint32_t i = 0; i < p.sq_entries; ++i) array[i] = i;  // entry i always sits in place i
     depth_ = static_cast<int>(depth < p.sq_entries ? depth : p.sq_entries);
     return 0;
+  }
+
+  // Starts what is not started, and waits for `events` completions: how many were started, or -1 and errno.
+  long enter(unsigned events) {
+    const long rc = syscall(uring::kEnter, fd_, unstarted_, events, events > 0 ? uring::kGetEvents : 0, nullptr, 0);
+    if (rc > 0) {
+      unstarted_ -= static_cast<uint32_t>(rc);
+      in_flight_ += static_cast<int>(rc);
+    }
+    return rc;
   }
 
   uint32_t& word(uint32_t offset) { return *reinterpret_cast<uint32_t*>(ring_ + offset); }
