@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,17 +25,47 @@ class Answer:
     output: str
 
 
-# Runs a command with an environment, tells each line to the callable, returns everything.
-Runner = Callable[[Sequence[str], Mapping[str, str], Callable[[str], None]], Answer]
+# Runs a command with an environment, tells each line to the first callable, returns everything. The second one is asked
+# every second; where it answers, the command is ended and the answer is the output's last line.
+Runner = Callable[[Sequence[str], Mapping[str, str], Callable[[str], None], Callable[[], str]], Answer]
+_PATIENCE_S = 20  # of a command that was asked to end
 
 
-def run(argv: Sequence[str], env: Mapping[str, str], tell: Callable[[str], None] = lambda line: None) -> Answer:
+def quiet(line: str) -> None:
+    """Tell nobody."""
+
+
+def never() -> str:
+    """No reason to end."""
+    return ""
+
+
+def run(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    tell: Callable[[str], None] = quiet,
+    reason_to_end: Callable[[], str] = never,
+) -> Answer:
     """Run a command to its end, both streams together."""
+    reasons: list[str] = []
+    over = threading.Event()
+
+    def guard(started: subprocess.Popen[str]) -> None:
+        while not over.wait(1):
+            if reason := reason_to_end():
+                reasons.append(reason)
+                started.terminate()
+                if not over.wait(_PATIENCE_S):
+                    started.kill()
+                return
+
     try:
         with subprocess.Popen(
             list(argv), env=dict(env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             encoding="utf-8", errors="replace",
         ) as started:  # fmt: skip
+            if reason_to_end is not never:
+                threading.Thread(target=guard, args=(started,), daemon=True).start()
             lines = []
             assert started.stdout is not None
             for line in started.stdout:
@@ -43,7 +74,22 @@ def run(argv: Sequence[str], env: Mapping[str, str], tell: Callable[[str], None]
             code = started.wait()
     except OSError as exc:
         return Answer(127, str(exc))
-    return Answer(code, "".join(lines))
+    finally:
+        over.set()
+    return Answer(code, "".join([*lines, *reasons]))
+
+
+def full_disk(folder: Path) -> Callable[[], str]:
+    """A reason to end: the file system of ``folder`` has had no room for five questions."""
+    asked = 0
+
+    def reason() -> str:
+        nonlocal asked
+        found = os.statvfs(folder)
+        asked = asked + 1 if found.f_bfree * found.f_frsize < 1 << 20 else 0
+        return f"no space left on device: {folder} is full, and the build went on waiting" if asked >= 5 else ""
+
+    return reason
 
 
 @dataclass(frozen=True)
@@ -62,8 +108,18 @@ class Engine:
     options: tuple[str, ...] = ()
     run: Runner = field(default=run, compare=False)
 
-    def __call__(self, *words: str, tell: Callable[[str], None] = lambda line: None) -> Answer:
-        return self.run([self.name, *self.options, *words], self.env, tell)
+    def __call__(
+        self, *words: str, tell: Callable[[str], None] = quiet, reason_to_end: Callable[[], str] = never
+    ) -> Answer:
+        return self.run([self.name, *self.options, *words], self.env, tell, reason_to_end)
+
+    def storage(self) -> Path | None:
+        """The folder of the images, None where it is not on this machine."""
+        if self.name == "docker" and not self.env.get("DOCKER_HOST", "unix://").startswith("unix://"):
+            return None
+        field_name = "{{.DockerRootDir}}" if self.name == "docker" else "{{.Store.GraphRoot}}"
+        folder = Path(self.ask("info", "--format", field_name))
+        return folder if folder.is_dir() else None
 
     def ask(self, *words: str) -> str:
         """The output of a command that has to succeed.

@@ -21,7 +21,7 @@ from op_builder.matrix import load
 from op_builder.store import Part
 
 from . import dockerfile, own_engine, parts, pip_settings
-from .engines import Engine, failure
+from .engines import Engine, failure, full_disk, never
 from .parts import Workplace
 
 # What decides the wheel inside an image.
@@ -84,11 +84,14 @@ def build_image(
         words = build_words(engine, place, given, folder, torch_index, revision, Path(private))
         for name, value in dockerfile.labels(cell).items():
             words += ["--label", f"{name}={value}"]
-        answer = engine(*words, str(place.home), tell=_steps(place.say))
+        # apt hangs on a full disk: such a build is ended.
+        storage = engine.storage()
+        full = full_disk(storage) if storage else never
+        answer = engine(*words, str(place.home), tell=_steps(place.say), reason_to_end=full)
         if answer.code and _KNOWS_NO_NETWORK in answer.output:
             words[words.index("--file") + 1] = str(without_network_flag(place.home, Path(private)))
             place.say("this podman's RUN knows no --network: here the compile steps are not cut off from the network")
-            answer = engine(*words, str(place.home), tell=_steps(place.say))
+            answer = engine(*words, str(place.home), tell=_steps(place.say), reason_to_end=full)
         if answer.code:
             raise failure(f"the image of {cell.name} could not be built", answer)
         image = (Path(private) / "iid").read_text(encoding="utf-8").strip()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import json
+import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -213,6 +216,23 @@ def test_an_engine_says_full_disk_and_other_failures_apart() -> None:
     assert isinstance(failure("x", Answer(1, "a\nError: No space left on device (os error 28)\nb")), StoreError)
     other = failure("x", Answer(1, "#1 ok\n#2 ERROR: process did not complete: exit code: 2\n#3 canceled"))
     assert isinstance(other, ImageFailed) and "did not complete" in other.why
+
+
+def test_a_build_that_hangs_on_a_full_disk_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: apt waits for ever where its disk is full, and the farm with it."""
+    from farm_tool.engines import failure, full_disk, run
+
+    hangs = [sys.executable, "-c", "import time; print('began', flush=True); time.sleep(120)"]
+    reasons = iter(["", "no space left on device: /x is full"])
+    start, told = time.monotonic(), []
+    answer = run(hangs, {}, told.append, lambda: next(reasons))
+    assert answer.code != 0 and told == ["began"] and time.monotonic() - start < 60
+    error = failure("x", answer)
+    assert isinstance(error, StoreError) and "/x is full" in error.why
+    reason = full_disk(tmp_path)
+    assert [reason() for _ in range(6)] == [""] * 6
+    monkeypatch.setattr("farm_tool.engines.os.statvfs", lambda folder: SimpleNamespace(f_bfree=1, f_frsize=4096))
+    assert [bool(reason()) for _ in range(6)] == [False] * 4 + [True] * 2
 
 
 def test_records_that_are_broken_count_as_none(farm: Path) -> None:
