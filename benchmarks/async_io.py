@@ -3,13 +3,14 @@
 ``python -m benchmarks async_io``; ``DS_BENCH_FILE`` names the file (default: ``async_io.bin`` in the temporary folder).
 
 A record a case: bandwidth, or for the case "latency" the time of one 4 KiB transfer at depth 1; CPU seconds per GB of
-both sides. ``fraction`` is ours over fio's (for the latency fio's time over ours); medians of 11 or, at depth 1, of 21
-runs each, every one after a rest. fio's CPU time is its own (usr_cpu + sys_cpu of the job), ours that of the process
-while the request runs. Memory is alike on both sides: the same number of bytes (depth times block, at least one huge
-page), which fio uses again and again and one request of ours sees as one long buffer, mapped over and over; huge pages
-on both sides where they can be reserved (root), since how many pieces of physical memory a block has decides the
-bandwidth of a virtual disk, and with small pages that is luck. A locked tensor, all its memory its own, is a case by
-itself.
+both sides. ``fraction`` is ours over fio's (for the latency fio's time over ours), of medians; ``interval`` is where it
+lies with 90 % confidence (bootstrap over the pairs). A case gets 11 to 61 pairs of runs, each run after a rest, and no
+more once the interval lies on one side of the goal. fio's CPU time is its own (usr_cpu + sys_cpu of the job), ours that
+of the process while the request runs. Memory is alike on both sides: the same number of bytes (depth times block, at
+least one huge page), which fio uses again and again and one request of ours sees as one long buffer, mapped over and
+over; huge pages on both sides where they can be reserved (root), since how many pieces of physical memory a block has
+decides the bandwidth of a virtual disk, and with small pages that is luck. A locked tensor, all its memory its own, is a
+case by itself.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ import contextlib
 import ctypes
 import mmap
 import os
+import random
 import resource
 import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +36,15 @@ from deepspeed_ops import fio
 from deepspeed_ops.aio import IoQueue, backends
 from deepspeed_ops.pin_memory import new_locked
 
-ROUNDS = 11
-ROUNDS_DEPTH_1 = 21  # one transfer at a time: which CPU wakes decides a run, so it takes more of them
+ROUNDS = (11, 61)  # at least and at most
+GOAL, GOAL_LATENCY = 0.97, 1 / 1.1
 REST_S = 0.4  # before every run, so that none pays the disk's rate limit for the bytes of the one before
 HUGE = 2 << 20
 SIZE = 1 << 29
 BLOCKS = {"128K": 128 << 10, "1M": 1 << 20}
 DEPTHS = (1, 32, 128)
 Cost = tuple[float, float]  # seconds, CPU seconds
+Pair = tuple[Cost, Cost]  # ours, fio's
 Run = Callable[[], Cost]
 
 
@@ -120,21 +123,40 @@ def verify(path: Path, engine: str, sent: torch.Tensor) -> None:
         raise SystemExit(f"{engine} reads other bytes than were written")
 
 
-def pair(mine: Run, theirs: Run, rounds: int) -> tuple[list[Cost], list[Cost]]:
+def ratio(pairs: Sequence[Pair]) -> float:
+    """fio's median time over ours."""
+    return statistics.median(b[0] for _, b in pairs) / statistics.median(a[0] for a, _ in pairs)
+
+
+def interval(pairs: Sequence[Pair]) -> tuple[float, float]:
+    """Where :func:`ratio` lies with 90 % confidence: percentiles of resampled pairs."""
+    drawn = random.Random(0)
+    found = sorted(ratio(drawn.choices(pairs, k=len(pairs))) for _ in range(400))
+    return found[20], found[-21]
+
+
+def decided(pairs: Sequence[Pair], goal: float) -> bool:
+    """Whether the interval lies on one side of the goal."""
+    low, high = interval(pairs)
+    return low >= goal or high < goal
+
+
+def measure_pairs(mine: Run, theirs: Run, goal: float, rounds: tuple[int, int]) -> list[Pair]:
     """Both sides in turn, each after a rest; who begins changes with every round."""
-    a: list[Cost] = []
-    b: list[Cost] = []
-    for i in range(rounds):
-        for side, runs in ((mine, a), (theirs, b)) if i % 2 == 0 else ((theirs, b), (mine, a)):
+    pairs: list[Pair] = []
+    while len(pairs) < rounds[0] or (len(pairs) < rounds[1] and not decided(pairs, goal)):
+        cost = {}
+        for side in (mine, theirs) if len(pairs) % 2 == 0 else (theirs, mine):
             time.sleep(REST_S)
-            runs.append(side())
-    return a, b
+            cost[side] = side()
+        pairs.append((cost[mine], cost[theirs]))
+    return pairs
 
 
-def case(name: str, size: int, a: list[Cost], b: list[Cost], **facts: Any) -> dict[str, Any]:
+def case(name: str, size: int, pairs: Sequence[Pair], **facts: Any) -> dict[str, Any]:
     """One record."""
-    mine, theirs = statistics.median(s for s, _ in a), statistics.median(s for s, _ in b)
-    rounds = [[round(x[0] * 1e3, 2), round(y[0] * 1e3, 2)] for x, y in zip(a, b, strict=True)]
+    mine, theirs = (statistics.median(p[side][0] for p in pairs) for side in (0, 1))
+    rounds = [[round(a[0] * 1e3, 2), round(b[0] * 1e3, 2)] for a, b in pairs]
     return {
         "op": "async_io",
         "case": name,
@@ -145,8 +167,9 @@ def case(name: str, size: int, a: list[Cost], b: list[Cost], **facts: Any) -> di
         "gbps": round(size / mine / 1e9, 3),
         "ceiling_gbps": round(size / theirs / 1e9, 3),
         "fraction": round(theirs / mine, 3),
-        "cpu_s_per_gb": round(statistics.median(c for _, c in a) / size * 1e9, 4),
-        "fio_cpu_s_per_gb": round(statistics.median(c for _, c in b) / size * 1e9, 4),
+        "interval": [round(x, 3) for x in interval(pairs)],
+        "cpu_s_per_gb": round(statistics.median(a[1] for a, _ in pairs) / size * 1e9, 4),
+        "fio_cpu_s_per_gb": round(statistics.median(b[1] for _, b in pairs) / size * 1e9, 4),
         "rounds_ms": rounds,
         "peers": {"fio": round(theirs * 1e6, 1)},
     }
@@ -172,20 +195,23 @@ def measure(program: Path, path: Path, quick: bool, only: str, huge: bool) -> li
             for name, block, depth, length, memory in plans:
                 if only not in name:
                     continue
-                rounds = 3 if quick else ROUNDS_DEPTH_1 if depth == 1 else ROUNDS
                 repeated = Repeated(length, block * depth, huge) if memory is None else None
                 view = repeated.tensor[:length] if repeated else memory[:length]
-                a, b = pair(
+                pairs = measure_pairs(
                     lambda args=(path, engine, write, block, depth, view): ours(*args),
                     lambda args=(program, path, engine, write, block, depth, length, huge): fios(*args),
-                    rounds,
+                    GOAL_LATENCY if "latency" in name else GOAL,
+                    (3, 3) if quick else ROUNDS,
                 )
                 facts = {"engine": engine, "write": write, "block": block, "depth": depth, "huge_pages": huge}
-                made = case(name, length, a, b, **facts)
+                made = case(name, length, pairs, **facts)
                 if "latency" in name:
                     made["latency_us"] = round(made["ours_us"] / (length / block), 2)
                     made["fio_latency_us"] = round(made["peers"]["fio"] / (length / block), 2)
-                print(f"{name}: {made['gbps']} GB/s, {made['fraction']} of fio", flush=True)
+                print(
+                    f"{name}: {made['gbps']} GB/s, {made['fraction']} of fio {made['interval']}, {len(pairs)} pairs",
+                    flush=True,
+                )
                 records.append(made)
                 del view
                 if repeated:
@@ -211,8 +237,9 @@ def run(folder: Path | None = None, quick: bool = False) -> list[dict[str, Any]]
     record.save("async_io", records, folder)
     rows = [
         (r["case"], f"{r['gbps']:.2f}", f"{r['ceiling_gbps']:.2f}", f"{r['fraction']:.2f}",
+         "{:.2f} to {:.2f}".format(*r["interval"]),
          f"{r['cpu_s_per_gb']:.3f}", f"{r['fio_cpu_s_per_gb']:.3f}") for r in records
     ]  # fmt: skip
-    head = ("case", "ours, GB/s", "fio, GB/s", "ratio", "CPU s/GB", "fio's")
+    head = ("case", "ours, GB/s", "fio, GB/s", "ratio", "90 %", "CPU s/GB", "fio's")
     record.table("async_io and fio, in turn", rows, head)
     return records
