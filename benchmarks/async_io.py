@@ -9,8 +9,8 @@ more once the interval lies on one side of the goal. fio's CPU time is its own (
 of the process while the request runs. Memory is alike on both sides: the same number of bytes (depth times block, at
 least one huge page), which fio uses again and again and one request of ours sees as one long buffer, mapped over and
 over; huge pages on both sides where they can be reserved (root), since how many pieces of physical memory a block has
-decides the bandwidth of a virtual disk, and with small pages that is luck. A locked tensor, all its memory its own, is a
-case by itself.
+decides the bandwidth of a virtual disk, and with small pages that is luck. A locked tensor, all its memory its own, is
+a case by itself.
 """
 
 from __future__ import annotations
