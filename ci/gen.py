@@ -145,9 +145,9 @@ def arch_row(tables: Matrix, arch: Arch) -> list[str]:
 def environment() -> str:
     """``environment.yml``: a conda environment to work in; torch and its CUDA come as conda-forge has them.
 
-    With the tools of every kind of build: packages (conda-build, rattler-build), GPU code (cuda-nvcc), I/O (libaio,
-    liburing) and images (the docker client; the engine is the system's). apache-tvm-ffi comes from PyPI: that
-    conda-forge has it is not known here.
+    With the tools of every kind of build: packages (conda-build, rattler-build), GPU code (cuda-nvcc), I/O (libaio) and
+    images (the docker client; the engine is the system's). apache-tvm-ffi comes from PyPI: that conda-forge has it is
+    not known here.
     """
     tables = matrix.load()
     newest = list(tables.torch_pythons)[-1]
@@ -161,10 +161,9 @@ def environment() -> str:
         f"  - pytorch>={tables.torch_minimum}",
         *(f"  - {p}" for p in ("cxx-compiler", "filelock", "make", "ninja", "packaging", "pip", "rich", "setuptools")),
         *(f"  - {p}" for p in ("conda-build", "rattler-build", "docker-cli")),
-        "  # Linux only: on another system remove these three lines.",
+        "  # Linux only: on another system remove these two lines.",
         f"  - cuda-nvcc>={dotted(conda.ship_releases(tables)[0])}",
         "  - libaio",
-        "  - liburing",
         "  - pip:",
         f"      - {tables.ffi_package}>={tables.ffi_minimum},<{tables.ffi_below}",
         "      - -e .[demo,test,lint]",
@@ -243,6 +242,8 @@ def number_row(record: dict[str, Any]) -> list[str]:
     gbps = f", {record['gbps']:,.0f} GB/s" if record.get("gbps") and fraction else ""
     peers = [f"{n} {v:,.1f} us" for n, v in (record.get("peers") or {}).items() if isinstance(v, (int, float))]
     share = f"{100 * fraction:.1f} %" if fraction else ""
+    if "interval" in record:
+        share += " ({:.0f} to {:.0f})".format(*(100 * x for x in record["interval"]))
     where = [record["device"], record["commit"]]
     return [record["case"], record.get("dtype") or "", ours + gbps, share, ", ".join(peers), *where]
 

@@ -17,7 +17,6 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ("c++", "g++", "gcc-c++", "gcc-c++", "gcc", "g++", "cxx-compiler", ""),
     ("ninja", "ninja-build", "ninja-build", "ninja", "ninja", "ninja", "ninja", "ninja"),
     ("libaio", "libaio-dev", "libaio-devel", "libaio-devel", "libaio", "libaio-dev", "libaio", ""),
-    ("liburing", "liburing-dev", "liburing-devel", "liburing-devel", "liburing", "liburing-dev", "liburing", ""),
     ("cufile", "gds-tools", "gds-tools", "", "", "", "libcufile", ""),
     ("mpi", "libopenmpi-dev", "openmpi-devel", "openmpi-devel", "openmpi", "openmpi-dev", "openmpi", ""),
     ("pdsh", "pdsh", "pdsh", "pdsh", "", "pdsh", "", ""),
