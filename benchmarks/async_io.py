@@ -4,12 +4,13 @@
 
 A record a case: bandwidth, or for the case "latency" the time of one 4 KiB transfer at depth 1; CPU seconds per GB of
 both sides. ``fraction`` is ours over fio's (for the latency fio's time over ours), of medians; ``interval`` is where it
-lies with 90 % confidence (bootstrap over the pairs). A case gets 15 to 41 pairs of runs, each run after a rest, and no
+lies with 90 % confidence (bootstrap over the pairs). A case gets 11 to 61 pairs of runs, each run after a rest, and no
 more once the interval lies on one side of the goal. fio's CPU time is its own (usr_cpu + sys_cpu of the job), ours that
-of the process while the request runs. Memory is alike on both sides: the same number of bytes (depth times block),
-which fio uses again and again and one request of ours sees as one long buffer, mapped over and over; huge pages on both
-sides where they can be had (root), since how many pieces of physical memory a block has decides the bandwidth of a
-virtual disk, and with small pages that is luck. A locked tensor, all its memory its own, is a case by itself.
+of the process while the request runs. Memory is alike on both sides: the same number of bytes (depth times block, at
+least one huge page), which fio uses again and again and one request of ours sees as one long buffer, mapped over and
+over; huge pages on both sides where they can be reserved (root), since how many pieces of physical memory a block has
+decides the bandwidth of a virtual disk, and with small pages that is luck. A locked tensor, all its memory its own, is
+a case by itself.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import ctypes
 import mmap
 import os
 import random
-import re
 import resource
 import statistics
 import subprocess
@@ -36,7 +36,7 @@ from deepspeed_ops import fio
 from deepspeed_ops.aio import IoQueue, backends
 from deepspeed_ops.pin_memory import new_locked
 
-ROUNDS = (15, 41)  # at least and at most
+ROUNDS = (11, 61)  # at least and at most
 GOAL, GOAL_LATENCY = 0.97, 1 / 1.1
 REST_S = 0.4  # before every run, so that none pays the disk's rate limit for the bytes of the one before
 HUGE = 2 << 20
@@ -67,34 +67,20 @@ def ours(path: Path, engine: str, write: bool, block: int, depth: int, memory: A
 
 
 @contextlib.contextmanager
-def set_for_a_while(setting: Path, value: Callable[[str], str]) -> Iterator[bool]:
-    """A setting of the kernel, made from what it was and put back; False where it cannot be set."""
+def huge_pages(count: int) -> Iterator[bool]:
+    """Reserve huge pages for a while; False where the system gives none."""
+    setting = Path("/proc/sys/vm/nr_hugepages")
     try:
-        before = setting.read_text(encoding="ascii").strip()
-        before = before[before.find("[") + 1 : before.find("]")] if "[" in before else before
-        setting.write_text(value(before), encoding="ascii")
+        before = int(setting.read_text(encoding="ascii"))
+        setting.write_text(str(before + count), encoding="ascii")
+        granted = int(setting.read_text(encoding="ascii")) == before + count
     except OSError:
         yield False
         return
     try:
-        yield True
+        yield granted
     finally:
-        setting.write_text(before, encoding="ascii")
-
-
-@contextlib.contextmanager
-def huge_pages(count: int) -> Iterator[bool]:
-    """Reserve huge pages for a while, and allow them in shared memory; False where the system gives none."""
-    reserved, transparent = Path("/proc/sys/vm/nr_hugepages"), Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
-    with set_for_a_while(transparent, lambda _: "advise") as shared:
-        wanted = [0]
-
-        def more(before: str) -> str:
-            wanted[0] = int(before) + count
-            return str(wanted[0])
-
-        with set_for_a_while(reserved, more) as given:
-            yield shared and given and int(reserved.read_text(encoding="ascii")) == wanted[0]
+        setting.write_text(str(before), encoding="ascii")
 
 
 class Repeated:
@@ -108,31 +94,20 @@ class Repeated:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._libc.mmap.restype = ctypes.c_void_p
         self._libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-        self._libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-        # Reserved huge pages are mapped whole; of a transparent one, a part can be mapped over and over.
-        part = huge and span % HUGE != 0
+        span = -(-span // HUGE) * HUGE if huge else span
         size = -(-size // span) * span
-        fd, self._size = os.memfd_create("async_io", os.MFD_HUGETLB if huge and not part else 0), size + 2 * HUGE
-        os.truncate(fd, -(-span // HUGE) * HUGE if huge else span)
+        fd, self._size = os.memfd_create("async_io", os.MFD_HUGETLB if huge else 0), size + HUGE
+        os.truncate(fd, span)
         self._mapping = self._libc.mmap(None, self._size, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
         self._start = -(-self._mapping // HUGE) * HUGE
-        if part:
-            whole = -(-span // HUGE) * HUGE
-            self._map(self._start, whole, fd)
-            if self._libc.madvise(self._start, whole, mmap.MADV_HUGEPAGE):
-                raise OSError(ctypes.get_errno(), "madvise")
-            ctypes.memset(self._start, 1, whole)
         for at in range(0, size, span):
-            self._map(self._start + at, span, fd)
+            where, access = self._start + at, mmap.PROT_READ | mmap.PROT_WRITE
+            got = self._libc.mmap(where, min(span, size - at), access, mmap.MAP_SHARED | 0x10, fd, 0)  # MAP_FIXED
+            if got != where:
+                raise OSError(ctypes.get_errno(), "mmap")
         os.close(fd)
         self.tensor = torch.frombuffer((ctypes.c_byte * size).from_address(self._start), dtype=torch.uint8)
         self.tensor[:span].random_(0, 255)
-
-    def _map(self, where: int, length: int, fd: int) -> None:
-        """The file's first bytes at an address."""
-        access = mmap.PROT_READ | mmap.PROT_WRITE
-        if self._libc.mmap(where, length, access, mmap.MAP_SHARED | 0x10, fd, 0) != where:  # MAP_FIXED
-            raise OSError(ctypes.get_errno(), "mmap")
 
     def close(self) -> None:
         """Unmap; the tensor must not be used any more."""
@@ -201,7 +176,7 @@ def case(name: str, size: int, pairs: Sequence[Pair], **facts: Any) -> dict[str,
 
 
 def measure(program: Path, path: Path, quick: bool, only: str, huge: bool) -> list[dict[str, Any]]:
-    """Every case in whose name the expression ``only`` is found."""
+    """Every case whose name holds ``only``."""
     size = SIZE // 2 if quick else SIZE
     locked = new_locked(size, torch.uint8)
     locked.random_(0, 255)
@@ -218,7 +193,7 @@ def measure(program: Path, path: Path, quick: bool, only: str, huge: bool) -> li
             plans.append((f"{way} 1M depth 32, locked tensor", 1 << 20, 32, size, locked))
             plans.append((f"{way} 4K depth 1, latency", 4096, 1, 32 << 20, None))
             for name, block, depth, length, memory in plans:
-                if not re.search(only, name):
+                if only not in name:
                     continue
                 repeated = Repeated(length, block * depth, huge) if memory is None else None
                 view = repeated.tensor[:length] if repeated else memory[:length]
@@ -245,7 +220,7 @@ def measure(program: Path, path: Path, quick: bool, only: str, huge: bool) -> li
 
 
 def run(folder: Path | None = None, quick: bool = False) -> list[dict[str, Any]]:
-    """All cases (``DS_BENCH_ONLY``: those in whose name it is found, as a regular expression); nothing without fio."""
+    """All cases (``DS_BENCH_ONLY``: those whose name holds it); nothing where fio is not installed."""
     program = fio.find_fio()
     if program is None:
         print("async_io: fio is not installed, not run")
