@@ -6,12 +6,13 @@ A record a case: bandwidth, or for the case "latency" the time of one 4 KiB tran
 both sides. ``fraction`` is ours over fio's (for the latency fio's time over ours), of medians; ``interval`` is where it
 lies with 90 % confidence (bootstrap over the pairs). A case gets 15 to 31 pairs of runs, each run after a rest, and no
 more once the interval lies on one side of the goal. fio's CPU time is its own (usr_cpu + sys_cpu of the job), ours that
-of the process while the request runs. Memory is alike on both sides: the same number of bytes (depth times block), which fio uses again and again and one request of ours sees as
-one long buffer, mapped over and over; huge pages on both sides where they can be reserved (root), since how many pieces
-of physical memory a block has decides the bandwidth of a virtual disk, and with small pages that is luck. At depth 1 this
-is to our disadvantage: a huge page can only be mapped whole, so 2 MiB stand beside fio's one block, which stays in the
-cache (parts of a transparent huge page were tried: finding their small pages takes 12 to 17 % more CPU and 3 % more
-time). A locked tensor, all its memory its own, is a case by itself.
+of the process while the request runs. Memory is alike on both sides: the same number of bytes (depth times block),
+which fio uses again and again and one request of ours sees as one long buffer, mapped over and over; huge pages on both
+sides where they can be reserved (root), since how many pieces of physical memory a block has decides the bandwidth of a
+virtual disk, and with small pages that is luck. At depth 1 this is to our disadvantage: a huge page can only be mapped
+whole, so 2 MiB stand beside fio's one block, which stays in the cache (parts of a transparent huge page were tried:
+finding their small pages takes 12 to 17 % more CPU and 3 % more time). A locked tensor, all its memory its own, is a
+case by itself.
 """
 
 from __future__ import annotations
