@@ -10,9 +10,9 @@ of the process while the request runs. Memory is alike on both sides: the same n
 which fio uses again and again and one request of ours sees as one long buffer, mapped over and over; huge pages on both
 sides where they can be reserved (root), since how many pieces of physical memory a block has decides the bandwidth of a
 virtual disk, and with small pages that is luck. At depth 1 this is to our disadvantage: a huge page can only be mapped
-whole, so 2 MiB stand beside fio's one block, which stays in the cache (parts of a transparent huge page were tried:
-finding their small pages takes 12 to 17 % more CPU and 3 % more time). A locked tensor, all its memory its own, is a
-case by itself.
+whole, so 2 MiB stand beside fio's one block, which stays in the cache. The cases "memory of one block" map a part of a
+transparent huge page instead, whose small pages the kernel looks up one by one: to our disadvantage too, by up to 17 %
+of the CPU time. A locked tensor, all its memory its own, is a case by itself.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ ROUNDS = (15, 31)  # at least and at most
 GOAL, GOAL_LATENCY = 0.97, 1 / 1.1
 REST_S = 0.4  # before every run, so that none pays the disk's rate limit for the bytes of the one before
 HUGE = 2 << 20
+EXACT = "memory of one block"  # see above
 SIZE = 1 << 29
 BLOCKS = {"128K": 128 << 10, "1M": 1 << 20}
 DEPTHS = (1, 32, 128)
@@ -70,20 +71,34 @@ def ours(path: Path, engine: str, write: bool, block: int, depth: int, memory: A
 
 
 @contextlib.contextmanager
-def huge_pages(count: int) -> Iterator[bool]:
-    """Reserve huge pages for a while; False where the system gives none."""
-    setting = Path("/proc/sys/vm/nr_hugepages")
+def set_for_a_while(setting: Path, value: Callable[[str], str]) -> Iterator[bool]:
+    """A setting of the kernel, made from what it was and put back; False where it cannot be set."""
     try:
-        before = int(setting.read_text(encoding="ascii"))
-        setting.write_text(str(before + count), encoding="ascii")
-        granted = int(setting.read_text(encoding="ascii")) == before + count
+        before = setting.read_text(encoding="ascii").strip()
+        before = before[before.find("[") + 1 : before.find("]")] if "[" in before else before
+        setting.write_text(value(before), encoding="ascii")
     except OSError:
         yield False
         return
     try:
-        yield granted
+        yield True
     finally:
-        setting.write_text(str(before), encoding="ascii")
+        setting.write_text(before, encoding="ascii")
+
+
+@contextlib.contextmanager
+def huge_pages(count: int) -> Iterator[bool]:
+    """Reserve huge pages for a while, and allow them in shared memory; False where the system gives none."""
+    reserved, transparent = Path("/proc/sys/vm/nr_hugepages"), Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+    with set_for_a_while(transparent, lambda _: "advise") as shared:
+        wanted = [0]
+
+        def more(before: str) -> str:
+            wanted[0] = int(before) + count
+            return str(wanted[0])
+
+        with set_for_a_while(reserved, more) as given:
+            yield shared and given and int(reserved.read_text(encoding="ascii")) == wanted[0]
 
 
 class Repeated:
@@ -93,24 +108,36 @@ class Repeated:
         tensor: the buffer.
     """
 
-    def __init__(self, size: int, span: int, huge: bool) -> None:
+    def __init__(self, size: int, span: int, huge: bool, exact: bool = False) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._libc.mmap.restype = ctypes.c_void_p
         self._libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-        span = -(-span // HUGE) * HUGE if huge else span
+        self._libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        # Reserved huge pages are mapped whole; of a transparent one, a part can be mapped over and over.
+        part = huge and exact and span % HUGE != 0
+        span = -(-span // HUGE) * HUGE if huge and not part else span
         size = -(-size // span) * span
-        fd, self._size = os.memfd_create("async_io", os.MFD_HUGETLB if huge else 0), size + HUGE
-        os.truncate(fd, span)
+        fd, self._size = os.memfd_create("async_io", os.MFD_HUGETLB if huge and not part else 0), size + 2 * HUGE
+        os.truncate(fd, -(-span // HUGE) * HUGE if huge else span)
         self._mapping = self._libc.mmap(None, self._size, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
         self._start = -(-self._mapping // HUGE) * HUGE
+        if part:
+            whole = -(-span // HUGE) * HUGE
+            self._map(self._start, whole, fd)
+            if self._libc.madvise(self._start, whole, mmap.MADV_HUGEPAGE):
+                raise OSError(ctypes.get_errno(), "madvise")
+            ctypes.memset(self._start, 1, whole)
         for at in range(0, size, span):
-            where, access = self._start + at, mmap.PROT_READ | mmap.PROT_WRITE
-            got = self._libc.mmap(where, min(span, size - at), access, mmap.MAP_SHARED | 0x10, fd, 0)  # MAP_FIXED
-            if got != where:
-                raise OSError(ctypes.get_errno(), "mmap")
+            self._map(self._start + at, span, fd)
         os.close(fd)
         self.tensor = torch.frombuffer((ctypes.c_byte * size).from_address(self._start), dtype=torch.uint8)
         self.tensor[:span].random_(0, 255)
+
+    def _map(self, where: int, length: int, fd: int) -> None:
+        """The file's first bytes at an address."""
+        access = mmap.PROT_READ | mmap.PROT_WRITE
+        if self._libc.mmap(where, length, access, mmap.MAP_SHARED | 0x10, fd, 0) != where:  # MAP_FIXED
+            raise OSError(ctypes.get_errno(), "mmap")
 
     def close(self) -> None:
         """Unmap; the tensor must not be used any more."""
@@ -193,12 +220,13 @@ def measure(program: Path, path: Path, quick: bool, only: str, huge: bool) -> li
         for engine in engines:
             way = f"{'write' if write else 'read'} {engine}"
             plans = [(f"{way} {b} depth {d}", n, d, size, None) for b, n in BLOCKS.items() for d in DEPTHS]
+            plans += [(f"{way} {b} depth 1, {EXACT}", n, 1, size, None) for b, n in BLOCKS.items()]
             plans.append((f"{way} 1M depth 32, locked tensor", 1 << 20, 32, size, locked))
             plans.append((f"{way} 4K depth 1, latency", 4096, 1, 32 << 20, None))
             for name, block, depth, length, memory in plans:
                 if not re.search(only, name):
                     continue
-                repeated = Repeated(length, block * depth, huge) if memory is None else None
+                repeated = Repeated(length, block * depth, huge, EXACT in name) if memory is None else None
                 view = repeated.tensor[:length] if repeated else memory[:length]
                 pairs = measure_pairs(
                     lambda args=(path, engine, write, block, depth, view): ours(*args),
