@@ -71,17 +71,19 @@ def ours(path: Path, engine: str, write: bool, block: int, depth: int, memory: A
 
 
 @contextlib.contextmanager
-def set_for_a_while(setting: Path, value: Callable[[str], str]) -> Iterator[bool]:
-    """A setting of the kernel, made from what it was and put back; False where it cannot be set."""
+def set_for_a_while(setting: Path, value: str) -> Iterator[bool]:
+    """A setting of the kernel, put back afterwards; False where it does not take the value."""
     try:
         before = setting.read_text(encoding="ascii").strip()
-        before = before[before.find("[") + 1 : before.find("]")] if "[" in before else before
-        setting.write_text(value(before), encoding="ascii")
+        chosen = re.search(r"\[(\w+)\]", before)  # "always [never]"
+        before = chosen[1] if chosen else before
+        setting.write_text(value, encoding="ascii")
     except OSError:
         yield False
         return
     try:
-        yield True
+        now = setting.read_text(encoding="ascii").strip()
+        yield now == value or f"[{value}]" in now
     finally:
         setting.write_text(before, encoding="ascii")
 
@@ -90,15 +92,9 @@ def set_for_a_while(setting: Path, value: Callable[[str], str]) -> Iterator[bool
 def huge_pages(count: int) -> Iterator[bool]:
     """Reserve huge pages for a while, and allow them in shared memory; False where the system gives none."""
     reserved, transparent = Path("/proc/sys/vm/nr_hugepages"), Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
-    with set_for_a_while(transparent, lambda _: "advise") as shared:
-        wanted = [0]
-
-        def more(before: str) -> str:
-            wanted[0] = int(before) + count
-            return str(wanted[0])
-
-        with set_for_a_while(reserved, more) as given:
-            yield shared and given and int(reserved.read_text(encoding="ascii")) == wanted[0]
+    wanted = count + int(reserved.read_text(encoding="ascii")) if reserved.is_file() else count
+    with set_for_a_while(transparent, "advise") as shared, set_for_a_while(reserved, str(wanted)) as given:
+        yield shared and given
 
 
 class Repeated:

@@ -31,7 +31,7 @@ WHEEL_SOURCES = (
 )
 # What a record says of an image.
 IMAGE_KEYS = ("engine", "image", "tags", "layers", "image_bytes", "image_seconds")
-_NEEDED_GB = {"cpu": 4.0, "cuda": 16.0}
+_NEEDED_GB = {"base": 0.8, "cpu": 4.0, "cuda": 16.0}
 
 
 def cell_digest(cell: Cell, keys: Iterable[str], home: Path) -> str:
@@ -219,12 +219,16 @@ def make_base(engine: Engine, place: Workplace) -> None:
     """The base image of the matrix from Debian's packages, without a registry.
 
     Raises:
+        StoreError: the temporary folder, in which mmdebstrap's apt would wait for ever, has too little room.
         OpsError: mmdebstrap failed, or the engine refused the result.
     """
     base = load().image.base
     codename = base.rpartition(":")[2].partition("-")[0]
-    place.say(f"making {base} with mmdebstrap")
-    tarball = own_engine.make_base(place.farm.root / "base" / f"{codename}.tar", codename)
+    tarball = place.farm.root / "base" / f"{codename}.tar"
+    if not tarball.is_file():
+        parts.refuse_little_space(Path(tempfile.gettempdir()), _NEEDED_GB["base"])
+        place.say(f"making {base} with mmdebstrap")
+    own_engine.make_base(tarball, codename)
     engine.ask("import", "--change", 'CMD ["/bin/bash"]', str(tarball), base)
 
 

@@ -235,6 +235,14 @@ def test_a_build_that_hangs_on_a_full_disk_is_ended(tmp_path: Path, monkeypatch:
     assert [bool(reason()) for _ in range(6)] == [False] * 4 + [True] * 2
 
 
+def test_a_base_is_refused_where_its_temporary_folder_is_full(farm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: the apt of mmdebstrap waits on a full disk as that of an image does."""
+    place = parts.Workplace(command.Farm(farm), command.settings_of({}, None, None), say=print)
+    monkeypatch.setattr("farm_tool.parts.shutil.disk_usage", lambda folder: SimpleNamespace(free=10**8))
+    with pytest.raises(StoreError, match=r"0\.1 GB free"):
+        images.make_base(None, place)  # type: ignore[arg-type]  # never asked
+
+
 def test_records_that_are_broken_count_as_none(farm: Path) -> None:
     """Fault: one half-written file and `list` is a traceback."""
     place = command.Farm(farm)
