@@ -4,7 +4,7 @@
 
 A record a case: bandwidth, or for the case "latency" the time of one 4 KiB transfer at depth 1; CPU seconds per GB of
 both sides. ``fraction`` is ours over fio's (for the latency fio's time over ours), of medians; ``interval`` is where it
-lies with 90 % confidence (bootstrap over the pairs). A case gets 15 to 31 pairs of runs, each run after a rest, and no
+lies with 90 % confidence (bootstrap over the pairs). A case gets 15 to 61 pairs of runs, each run after a rest, and no
 more once the interval lies on one side of the goal. fio's CPU time is its own (usr_cpu + sys_cpu of the job), ours that
 of the process while the request runs. Memory is alike on both sides: the same number of bytes (depth times block),
 which fio uses again and again and one request of ours sees as one long buffer, mapped over and over; huge pages on both
@@ -12,7 +12,8 @@ sides where they can be reserved (root), since how many pieces of physical memor
 virtual disk, and with small pages that is luck. At depth 1 this is to our disadvantage: a huge page can only be mapped
 whole, so 2 MiB stand beside fio's one block, which stays in the cache. The cases "memory of one block" map a part of a
 transparent huge page instead, whose small pages the kernel looks up one by one: to our disadvantage too, by up to 17 %
-of the CPU time. A locked tensor, all its memory its own, is a case by itself.
+of the CPU time. A locked tensor, all its memory its own, is a case by itself. At depth 1 every backend of ours uses
+positioned calls (docs/why/0006); beside fio's ``psync``, which does too, stands the backend ``threads``.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from deepspeed_ops import fio
 from deepspeed_ops.aio import IoQueue, backends
 from deepspeed_ops.pin_memory import new_locked
 
-ROUNDS = (15, 31)  # at least and at most
+ROUNDS = (15, 61)  # at least and at most
 GOAL, GOAL_LATENCY = 0.97, 1 / 1.1
 REST_S = 0.4  # before every run, so that none pays the disk's rate limit for the bytes of the one before
 HUGE = 2 << 20
@@ -209,15 +210,17 @@ def measure(program: Path, path: Path, quick: bool, only: str, huge: bool) -> li
     with IoQueue() as queue:
         queue.write(locked, path, sync=True)
     records = []
-    engines = [e for e in ("libaio", "io_uring") if backends()[e][0]]
+    engines = [e for e in ("libaio", "io_uring", "threads") if backends()[e][0]]
     for engine in engines:
         verify(path, engine, locked)
     for write in (False, True):
         for engine in engines:
             way = f"{'write' if write else 'read'} {engine}"
-            plans = [(f"{way} {b} depth {d}", n, d, size, None) for b, n in BLOCKS.items() for d in DEPTHS]
+            depths = DEPTHS if engine != "threads" else DEPTHS[:1]
+            plans = [(f"{way} {b} depth {d}", n, d, size, None) for b, n in BLOCKS.items() for d in depths]
             plans += [(f"{way} {b} depth 1, {EXACT}", n, 1, size, None) for b, n in BLOCKS.items()]
-            plans.append((f"{way} 1M depth 32, locked tensor", 1 << 20, 32, size, locked))
+            if engine != "threads":
+                plans.append((f"{way} 1M depth 32, locked tensor", 1 << 20, 32, size, locked))
             plans.append((f"{way} 4K depth 1, latency", 4096, 1, 32 << 20, None))
             for name, block, depth, length, memory in plans:
                 if not re.search(only, name):

@@ -88,6 +88,7 @@ class Chosen {
     if (asked != Backend::automatic) {
       backend_ = asked;
       const Availability found = try_backend(asked);
+      works_ = found.works;
       note(asked, found.works ? "chosen: asked for; " + found.why : "asked for and does not work: " + found.why);
     } else {
       for (const Backend backend : kBackends) {
@@ -102,18 +103,25 @@ class Chosen {
         }
       }
     }
+    if (depth_ == 1 && backend_ != Backend::threads && works_) {
+      note(backend_, "queue depth 1: a transfer at a time, done by positioned reads and writes, which cost less");
+    }
     if (depth_ < depth) note(backend_, "queue depth " + std::to_string(depth) + " is cut to " + std::to_string(depth_));
   }
 
   Backend backend() const { return backend_; }
+  // False where a backend was asked for that does not work here.
+  bool works() const { return works_; }
 
   std::string trace() {
     std::lock_guard<std::mutex> lock(mutex_);
     return trace_;
   }
 
-  // A new engine: as deep as asked for, or as the kernel grants.
+  // A new engine: as deep as asked for, or as the kernel grants. With one transfer in flight at a time, there is nothing to
+  // queue, and a positioned call has less to do than a queue of one.
   std::unique_ptr<Engine> make() {
+    if (depth_ == 1 && works_) return std::unique_ptr<Engine>(new SynchronousEngine());
     std::lock_guard<std::mutex> lock(mutex_);
     int code = 0;
     for (int depth = depth_; depth >= 1; depth /= 2) {
@@ -140,6 +148,7 @@ class Chosen {
   const Backend asked_;
   const int depth_;
   Backend backend_ = Backend::automatic;
+  bool works_ = true;
   std::mutex mutex_;
   std::string trace_;
   int granted_ = 0;

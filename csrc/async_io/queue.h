@@ -190,9 +190,14 @@ class Queue : private Forkable {
         --idle_;
         continue;
       }
+      const bool alone = own != nullptr && own->exhausted() && lane.busy() == 1 && taken.size() == 1 && chosen_.works();
       lock.unlock();
-      lane.start(taken, &finished);
-      if (finished.empty()) lane.collect(&finished);
+      if (alone) {
+        lane.finish_alone(taken[0], &finished);
+      } else {
+        lane.start(taken, &finished);
+        if (finished.empty()) lane.collect(&finished);
+      }
       lock.lock();
       retire(lane, finished, lock);
     }

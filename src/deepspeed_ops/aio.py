@@ -27,12 +27,12 @@ import sys
 import threading
 import weakref
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from deepspeed_ops.aio_memory import Memory, memory_of
 from deepspeed_ops.aio_native import MOST, FileArgs, Outcome, QueueArgs, RequestArgs, backend_code, failed, whole
 from deepspeed_ops.op_builder import loader
-from deepspeed_ops.op_builder.errors import UsageError
+from deepspeed_ops.op_builder.errors import IoFailed, UsageError
 
 _queues: weakref.WeakSet[IoQueue] = weakref.WeakSet()
 
@@ -206,8 +206,8 @@ class IoQueue:
         with self._lock:
             self._pending.pop(ticket, None)
         if outcome.code:
-            raise failed(self._op, pending.what, pending.path, pending.offset, pending.memory.length, outcome)
-        return int(outcome.moved)
+            raise pending.failed(self._op, outcome)
+        return outcome.moved
 
     def done(self, ticket: int) -> bool:
         """Whether :meth:`wait` would return at once."""
@@ -268,61 +268,64 @@ class IoQueue:
             raise UsageError(f"{self._op}: the handle is closed", "nothing can be asked of it any more", "make another")
         return self._number
 
-    def _file(self, file: Any, write: bool) -> tuple[OpenFile, bool]:
-        """The file, and whether it is ours to close."""
+    def _file(self, file: Any, write: bool) -> OpenFile:
+        """The file itself where it is open, else one that is ours to close."""
         if not isinstance(file, OpenFile):
-            return OpenFile(self._op, file, write), True
+            return OpenFile(self._op, file, write)
         if file.closed or file.writable != write:
             why = "it is closed" if file.closed else f"it was opened for {'writing' if file.writable else 'reading'}"
             raise UsageError(f"{self._op}: {file.path} cannot be {'written' if write else 'read'}", why, "")
-        return file, False
+        return file
 
-    def _request(
-        self, buffer: Any, file: Any, offset: int, write: bool, sync: bool
-    ) -> tuple[RequestArgs, _Pending, bool]:
+    def _request(self, buffer: Any, file: Any, offset: int, write: bool, sync: bool) -> tuple[RequestArgs, _Pending]:
         number, at = self._open_number(), whole(self._op, "file_offset", offset, 0)
         memory = memory_of(self._op, buffer, not write)
         if at > MOST - memory.length:
             raise UsageError(f"{self._op}: file_offset={at}", f"{memory.length} bytes from there end beyond 2**63", "")
-        opened, ours = self._file(file, write)
+        opened = self._file(file, write)
         args = RequestArgs(
             number, opened.number, write, memory.address, memory.length, at, sync, memory.device, memory.stream
         )
-        return args, _Pending("write" if write else "read", opened.path, at, memory, opened), ours
+        return args, _Pending(write, at, memory, opened)
 
     def _run(self, buffer: Any, file: Any, offset: int, write: bool, sync: bool) -> int:
-        args, pending, ours = self._request(buffer, file, offset, write, sync)
+        args, pending = self._request(buffer, file, offset, write, sync)
         try:
             self._module.run_request(ctypes.addressof(args))
         finally:
-            if ours:
+            if pending.file is not file:
                 pending.file.close()
-        if args.outcome.code:
-            raise failed(self._op, pending.what, pending.path, pending.offset, pending.memory.length, args.outcome)
-        return int(args.outcome.moved)
+        outcome = args.outcome
+        if outcome.code:
+            raise pending.failed(self._op, outcome)
+        return outcome.moved
 
     def _submit(self, buffer: Any, file: Any, offset: int, write: bool, sync: bool) -> int:
-        args, pending, ours = self._request(buffer, file, offset, write, sync)
+        args, pending = self._request(buffer, file, offset, write, sync)
         try:
             with self._lock:  # a ticket is known here before anybody can wait for it
                 ticket = int(self._module.start_request(ctypes.addressof(args)))
                 if ticket:
                     self._pending[ticket] = pending
         finally:
-            if ours:
+            if pending.file is not file:
                 pending.file.close()
         if not ticket:
-            raise failed(self._op, pending.what, pending.path, pending.offset, pending.memory.length, args.outcome)
+            raise pending.failed(self._op, args.outcome)
         return ticket
 
 
-class _Pending:
+class _Pending(NamedTuple):
     """What a request in flight needs to live, and what its failure will be told with."""
 
-    __slots__ = ("file", "memory", "offset", "path", "what")
+    write: bool
+    offset: int
+    memory: Memory
+    file: OpenFile
 
-    def __init__(self, what: str, path: str, offset: int, memory: Memory, file: OpenFile) -> None:
-        self.what, self.path, self.offset, self.memory, self.file = what, path, offset, memory, file
+    def failed(self, op: str, outcome: Outcome) -> IoFailed:
+        what = "write" if self.write else "read"
+        return failed(op, what, self.file.path, self.offset, self.memory.length, outcome)
 
 
 def backends(op: str = "async_io") -> dict[str, tuple[bool, str]]:

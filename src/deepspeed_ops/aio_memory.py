@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,8 +13,7 @@ from deepspeed_ops.registry import updated_in_place
 from deepspeed_ops.tensor_checks import is_plain
 
 
-@dataclass(frozen=True)
-class Memory:
+class Memory(NamedTuple):
     """One run of bytes.
 
     Attributes:
@@ -56,15 +54,16 @@ def _of_tensor(op: str, tensor: Tensor, written_to: bool) -> Memory:
         what = f"{op}: the buffer of shape {tuple(tensor.shape)} has strides {tensor.stride()}"
         raise TensorError(what, why, "give a contiguous tensor")
     device, kind = tensor.device, tensor.device.type
-    if kind not in ("cpu", "cuda") or (tensor.numel() and tensor.data_ptr() == 0):
+    address = tensor.data_ptr() if kind in ("cpu", "cuda") else 0
+    if address == 0 and (tensor.numel() or kind not in ("cpu", "cuda")):
         what = f"{op}: the buffer of shape {tuple(tensor.shape)} on {device} has no memory that can be used"
         raise TensorError(what, "expected a tensor on the CPU or a CUDA device that holds its data", "tensor.cpu()")
     if written_to and not tensor.is_inference():
         updated_in_place([tensor])
     if kind == "cpu":
-        return Memory(tensor.data_ptr(), tensor.nbytes, -1, 0, tensor)
+        return Memory(address, tensor.nbytes, -1, 0, tensor)
     stream = int(torch.cuda.current_stream(device).cuda_stream)
-    return Memory(tensor.data_ptr(), tensor.nbytes, int(device.index), stream, tensor)
+    return Memory(address, tensor.nbytes, int(device.index), stream, tensor)
 
 
 def _of_object(op: str, buffer: Any, written_to: bool) -> Memory:

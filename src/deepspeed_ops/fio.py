@@ -10,7 +10,7 @@ from pathlib import Path
 
 from deepspeed_ops.op_builder.errors import OpsError
 
-ENGINES = {"io_uring": "io_uring", "libaio": "libaio"}  # our backend -> fio's engine
+ENGINES = {"io_uring": "io_uring", "libaio": "libaio", "threads": "psync"}  # our backend -> fio's engine
 
 
 class FioFailed(OpsError):
@@ -35,6 +35,11 @@ def find_fio() -> Path | None:
     return Path(found) if found else None
 
 
+def has_equal(backend: str, queue_depth: int) -> bool:
+    """Whether fio has an engine that does what this backend does at this depth; ``psync`` knows only 1."""
+    return backend in ENGINES and (backend != "threads" or queue_depth == 1)
+
+
 def command(
     fio: Path, path: Path, write: bool, size: int, block_size: int, queue_depth: int, threads: int, backend: str,
     runtime_s: float | None = None, random: bool = False, memory: str = "malloc",
@@ -49,7 +54,7 @@ def command(
         block_size: bytes a transfer.
         queue_depth: transfers in flight a thread.
         threads: at once.
-        backend: ``io_uring`` or ``libaio``.
+        backend: ours, one that :func:`has_equal`.
         runtime_s: stop after so long.
         random: at random places instead of one after the other.
         memory: fio's name for the kind of memory it transfers from and to.

@@ -126,7 +126,7 @@ def run(sweep: Sweep, step: Callable[[str], None] | None = None) -> list[Measure
                 seconds, used, one.direct = measure(path, sweep.size, s, one.write)
                 one.gbps.append(sweep.size / seconds / 1e9)
                 cpu[id(one)].append(used / sweep.size * 1e9)
-                if program is not None and s.backend in fio.ENGINES and one.direct:
+                if program is not None and one.direct and fio.has_equal(s.backend, s.queue_depth):
                     argv = fio.command(
                         program, path, one.write, sweep.size, s.block_size, s.queue_depth, s.threads, s.backend
                     )

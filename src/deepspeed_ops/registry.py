@@ -1,8 +1,8 @@
 """Registers ops with torch from their specs, and says when eager code may call a kernel directly.
 
 The dispatcher costs about 12 us a call for an op that is registered in Python; the kernel's own function 1 us. Eager
-public
-functions therefore skip it, but only where nothing could notice: :func:`is_eager` holds and every tensor is plain.
+public functions therefore skip it, but only where nothing could notice: :func:`is_eager` holds and every tensor is
+plain.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -272,3 +273,38 @@ def test_a_depth_beyond_the_kernels_limit_is_cut_and_told(tmp_path: Path, backen
     handle.sync_pread(got, tmp_path / "f")
     assert torch.equal(got, tensor) and handle.get_queue_depth() == 1_000_000
     assert any("queue depth 1000000 is cut to" in line for line in handle.backend_trace)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_one_transfer_at_a_time_needs_no_queue_of_the_kernel(tmp_path: Path, backend: str) -> None:
+    """Fault: a ring or a context for each handle that only ever moves one block, and two system calls for one."""
+    tensor, got = pattern(16_384), blank(16_384)
+
+    def run(depth: int, calls: str) -> tuple[str, ...]:
+        with aio.IoQueue(4096 if depth == 1 else 1 << 20, depth, backend=backend) as queue:
+            before = contexts()
+            if calls == "run":
+                queue.write(tensor, tmp_path / "f")
+                queue.read(got.zero_(), tmp_path / "f")
+            else:
+                queue.wait(queue.submit_write(tensor, tmp_path / "f"))
+                queue.wait(queue.submit_read(got.zero_(), tmp_path / "f"))
+            assert torch.equal(got, tensor) and queue.backend == backend
+            made = contexts() - before
+            with queue.open(tmp_path / "f") as file:
+                queued = file.direct and backend != "threads" and depth > 1 and calls == "submit"
+            assert made == queued, f"{made} at depth {depth} with {calls}"
+            return queue.backend_trace
+
+    for calls in ("run", "submit"):
+        told = any("queue depth 1: a transfer at a time" in line for line in run(1, calls))
+        assert told == (backend != "threads")
+        run(8, calls)
+
+
+def contexts() -> int:
+    """Rings and kernel AIO contexts of this process."""
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    aios = sum(line.endswith("/[aio] (deleted)") for line in maps)
+    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return aios + sum("io_uring" in str(link.readlink()) for link in links)

@@ -52,7 +52,7 @@ def test_a_storage_that_misbehaves(backend: str, shim: Path, tmp_path: Path, too
     available(backend if backend != "libaio" else "threads")  # the shim is libaio where there is none
     path = os.pathsep.join([str(HERE), *sys.path])
     done = subprocess.run(
-        [sys.executable, str(HERE / "io_model.py"), backend, str(tmp_path), "25"],
+        [sys.executable, str(HERE / "io_model.py"), backend, str(tmp_path), "60"],
         env={**os.environ, "LD_PRELOAD": str(shim), "PYTHONPATH": path},
         capture_output=True, encoding="utf-8", errors="replace", timeout=300, check=False,
     )  # fmt: skip

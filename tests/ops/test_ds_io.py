@@ -60,16 +60,15 @@ def test_beside_fio(tmp_path: Path) -> None:
     """Fault: a yardstick of another engine, depth or block, or one that is quietly absent."""
     if shutil.which("fio") is None:
         pytest.skip("fio is not installed")
-    (name, *_) = [n for n, (works, _) in io_sweep.backends().items() if works and n in fio.ENGINES] or [""]
-    if not name:
-        pytest.skip("this kernel has neither io_uring nor libaio")
-    sweep = Sweep(tmp_path, 8 << 20, [1 << 20], [4], [2], [name], [True, False], 2, True)
-    found = io_sweep.run(sweep)
-    if all(one.direct for one in found):
-        assert all(len(one.fio_gbps) == 2 and one.of_fio for one in found)
-    argv = fio.command(Path("fio"), Path("f"), True, 8 << 20, 1 << 20, 4, 2, name)
-    wanted = {f"--ioengine={name}", "--iodepth=4", "--bs=1048576", "--numjobs=2", "--direct=1", "--rw=write"}
-    assert wanted <= set(argv) and "--size=4194304" in argv
+    names = [n for n, (works, _) in io_sweep.backends().items() if works]
+    found = io_sweep.run(Sweep(tmp_path, 8 << 20, [1 << 20], [1, 4], [2], names, [True, False], 2, True))
+    for one in found:
+        equal = one.direct and (one.setting.backend != "threads" or one.setting.queue_depth == 1)
+        assert len(one.fio_gbps) == (2 if equal else 0) and (one.of_fio is not None) == equal
+    for name, engine in (("io_uring", "io_uring"), ("libaio", "libaio"), ("threads", "psync")):
+        argv = fio.command(Path("fio"), Path("f"), True, 8 << 20, 1 << 20, 4, 2, name)
+        wanted = {f"--ioengine={engine}", "--iodepth=4", "--bs=1048576", "--numjobs=2", "--direct=1", "--rw=write"}
+        assert wanted <= set(argv) and "--size=4194304" in argv
 
 
 def test_fio_that_fails_says_so(tmp_path: Path) -> None:
