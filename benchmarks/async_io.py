@@ -10,16 +10,16 @@ of the process while the request runs. Memory is alike on both sides: the same n
 which fio uses again and again and one request of ours sees as one long buffer, mapped over and over; huge pages on both
 sides where they can be reserved (root), since how many pieces of physical memory a block has decides the bandwidth of a
 virtual disk, and with small pages that is luck. At depth 1 this is to our disadvantage: a huge page can only be mapped
-whole, so 2 MiB stand beside fio's one block, which stays in the cache. The cases "memory of one block" map a part of a
-transparent huge page instead, whose small pages the kernel looks up one by one: to our disadvantage too, by up to 17 %
-of the CPU time. A locked tensor, all its memory its own, is a case by itself. At depth 1 every backend of ours uses
-positioned calls (docs/why/0006); beside fio's ``psync``, which does too, stands the backend ``threads``.
+whole, so 2 MiB stand beside fio's one block, which stays in the cache. A locked tensor, all its memory its own, is a
+case by itself. At depth 1 every backend of ours uses positioned calls (docs/why/0006); beside fio's ``psync``, which
+does too, stands the backend ``threads``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import mmap
 import os
 import random
@@ -44,7 +44,6 @@ ROUNDS = (15, 61)  # at least and at most
 GOAL, GOAL_LATENCY = 0.97, 1 / 1.1
 REST_S = 0.4  # before every run, so that none pays the disk's rate limit for the bytes of the one before
 HUGE = 2 << 20
-EXACT = "memory of one block"  # see above
 SIZE = 1 << 29
 BLOCKS = {"128K": 128 << 10, "1M": 1 << 20}
 DEPTHS = (1, 32, 128)
@@ -105,36 +104,23 @@ class Repeated:
         tensor: the buffer.
     """
 
-    def __init__(self, size: int, span: int, huge: bool, exact: bool = False) -> None:
+    def __init__(self, size: int, span: int, huge: bool) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._libc.mmap.restype = ctypes.c_void_p
         self._libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-        self._libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-        # Reserved huge pages are mapped whole; of a transparent one, a part can be mapped over and over.
-        part = huge and exact and span % HUGE != 0
-        span = -(-span // HUGE) * HUGE if huge and not part else span
+        span = -(-span // HUGE) * HUGE if huge else span  # huge pages are mapped whole
         size = -(-size // span) * span
-        fd, self._size = os.memfd_create("async_io", os.MFD_HUGETLB if huge and not part else 0), size + 2 * HUGE
-        os.truncate(fd, -(-span // HUGE) * HUGE if huge else span)
+        fd, self._size = os.memfd_create("async_io", os.MFD_HUGETLB if huge else 0), size + HUGE
+        os.truncate(fd, span)
         self._mapping = self._libc.mmap(None, self._size, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
-        self._start = -(-self._mapping // HUGE) * HUGE
-        if part:
-            whole = -(-span // HUGE) * HUGE
-            self._map(self._start, whole, fd)
-            if self._libc.madvise(self._start, whole, mmap.MADV_HUGEPAGE):
-                raise OSError(ctypes.get_errno(), "madvise")
-            ctypes.memset(self._start, 1, whole)
-        for at in range(0, size, span):
-            self._map(self._start + at, span, fd)
+        start = -(-self._mapping // HUGE) * HUGE
+        access, fixed = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | 0x10  # MAP_FIXED
+        for at in range(start, start + size, span):
+            if self._libc.mmap(at, span, access, fixed, fd, 0) != at:
+                raise OSError(ctypes.get_errno(), "mmap")
         os.close(fd)
-        self.tensor = torch.frombuffer((ctypes.c_byte * size).from_address(self._start), dtype=torch.uint8)
+        self.tensor = torch.frombuffer((ctypes.c_byte * size).from_address(start), dtype=torch.uint8)
         self.tensor[:span].random_(0, 255)
-
-    def _map(self, where: int, length: int, fd: int) -> None:
-        """The file's first bytes at an address."""
-        access = mmap.PROT_READ | mmap.PROT_WRITE
-        if self._libc.mmap(where, length, access, mmap.MAP_SHARED | 0x10, fd, 0) != where:  # MAP_FIXED
-            raise OSError(ctypes.get_errno(), "mmap")
 
     def close(self) -> None:
         """Unmap; the tensor must not be used any more."""
@@ -202,51 +188,45 @@ def case(name: str, size: int, pairs: Sequence[Pair], **facts: Any) -> dict[str,
     }
 
 
-def measure(program: Path, path: Path, quick: bool, only: str, huge: bool) -> list[dict[str, Any]]:
+def measure(program: Path, path: Path, quick: bool, only: str, huge: bool) -> Iterator[dict[str, Any]]:
     """Every case in whose name the expression ``only`` is found."""
     size = SIZE // 2 if quick else SIZE
     locked = new_locked(size, torch.uint8)
     locked.random_(0, 255)
     with IoQueue() as queue:
         queue.write(locked, path, sync=True)
-    records = []
     engines = [e for e in ("libaio", "io_uring", "threads") if backends()[e][0]]
     for engine in engines:
         verify(path, engine, locked)
-    for write in (False, True):
-        for engine in engines:
-            way = f"{'write' if write else 'read'} {engine}"
-            depths = DEPTHS if engine != "threads" else DEPTHS[:1]
-            plans = [(f"{way} {b} depth {d}", n, d, size, None) for b, n in BLOCKS.items() for d in depths]
-            plans += [(f"{way} {b} depth 1, {EXACT}", n, 1, size, None) for b, n in BLOCKS.items()]
-            if engine != "threads":
-                plans.append((f"{way} 1M depth 32, locked tensor", 1 << 20, 32, size, locked))
-            plans.append((f"{way} 4K depth 1, latency", 4096, 1, 32 << 20, None))
-            for name, block, depth, length, memory in plans:
-                if not re.search(only, name):
-                    continue
-                repeated = Repeated(length, block * depth, huge, EXACT in name) if memory is None else None
-                view = repeated.tensor[:length] if repeated else memory[:length]
-                pairs = measure_pairs(
-                    lambda args=(path, engine, write, block, depth, view): ours(*args),
-                    lambda args=(program, path, engine, write, block, depth, length, huge): fios(*args),
-                    GOAL_LATENCY if "latency" in name else GOAL,
-                    (3, 3) if quick else ROUNDS,
-                )
-                facts = {"engine": engine, "write": write, "block": block, "depth": depth, "huge_pages": huge}
-                made = case(name, length, pairs, **facts)
-                if "latency" in name:
-                    made["latency_us"] = round(made["ours_us"] / (length / block), 2)
-                    made["fio_latency_us"] = round(made["peers"]["fio"] / (length / block), 2)
-                print(
-                    f"{name}: {made['gbps']} GB/s, {made['fraction']} of fio {made['interval']}, {len(pairs)} pairs",
-                    flush=True,
-                )
-                records.append(made)
-                del view
-                if repeated:
-                    repeated.close()
-    return records
+    for write, engine in itertools.product((False, True), engines):
+        way = f"{'write' if write else 'read'} {engine}"
+        plans = [(f"{way} {b} depth {d}", n, d, size, None) for b, n in BLOCKS.items() for d in DEPTHS]
+        plans.append((f"{way} 1M depth 32, locked tensor", 1 << 20, 32, size, locked))
+        plans.append((f"{way} 4K depth 1, latency", 4096, 1, 32 << 20, None))
+        for name, block, depth, length, memory in plans:
+            if not re.search(only, name) or not fio.has_equal(engine, depth):
+                continue
+            repeated = Repeated(length, block * depth, huge) if memory is None else None
+            view = repeated.tensor[:length] if repeated else memory[:length]
+            pairs = measure_pairs(
+                lambda args=(path, engine, write, block, depth, view): ours(*args),
+                lambda args=(program, path, engine, write, block, depth, length, huge): fios(*args),
+                GOAL_LATENCY if "latency" in name else GOAL,
+                (3, 3) if quick else ROUNDS,
+            )
+            facts = {"engine": engine, "write": write, "block": block, "depth": depth, "huge_pages": huge}
+            made = case(name, length, pairs, **facts)
+            if "latency" in name:
+                made["latency_us"] = round(made["ours_us"] / (length / block), 2)
+                made["fio_latency_us"] = round(made["peers"]["fio"] / (length / block), 2)
+            print(
+                f"{name}: {made['gbps']} GB/s, {made['fraction']} of fio {made['interval']}, {len(pairs)} pairs",
+                flush=True,
+            )
+            yield made
+            del view
+            if repeated:
+                repeated.close()
 
 
 def run(folder: Path | None = None, quick: bool = False) -> list[dict[str, Any]]:
@@ -257,14 +237,15 @@ def run(folder: Path | None = None, quick: bool = False) -> list[dict[str, Any]]
         return []
     path = Path(os.environ.get("DS_BENCH_FILE") or Path(tempfile.gettempdir()) / "async_io.bin")
     version = subprocess.run([program, "--version"], capture_output=True, encoding="utf-8", check=True).stdout.strip()
+    where = {**record.where(torch.device("cpu")), "fio": version}
+    records: list[dict[str, Any]] = []
     try:
         with huge_pages(2 * 128 + 8) as huge:  # what fio and we need at depth 128 and 1 MiB
-            records = measure(program, path, quick, os.environ.get("DS_BENCH_ONLY", ""), huge)
+            for made in measure(program, path, quick, os.environ.get("DS_BENCH_ONLY", ""), huge):
+                records.append({**made, **where, "load": round(os.getloadavg()[0], 2)})
+                record.save("async_io", records[-1:], folder)  # at once: it takes half an hour in all
     finally:
         path.unlink(missing_ok=True)
-    where = {**record.where(torch.device("cpu")), "fio": version, "load": round(os.getloadavg()[0], 2)}
-    records = [{**r, **where} for r in records]
-    record.save("async_io", records, folder)
     rows = [
         (r["case"], f"{r['gbps']:.2f}", f"{r['ceiling_gbps']:.2f}", f"{r['fraction']:.2f}",
          "{:.2f} to {:.2f}".format(*r["interval"]),
