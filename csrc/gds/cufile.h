@@ -2,7 +2,8 @@
 // cuFile's own compatibility mode, through buffers of its own. Where the library or its driver does not answer, requests
 // bounce through pinned memory as in async_io, and `cufile_state` says why.
 //
-// Never run on GPUDirect Storage hardware: what is tested is this code against a library that stands in for cuFile.
+// Never run on GPUDirect Storage hardware: what is tested is this code against a library that stands in for cuFile, and
+// with NVIDIA's own in its compatibility mode.
 // The structures are those of NVIDIA's cufile.h (release 1.0 and on).
 #pragma once
 
