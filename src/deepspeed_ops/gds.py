@@ -1,9 +1,9 @@
 """``gds`` under DeepSpeed's names: ``gds_handle``, an ``aio_handle`` whose GPU tensors go through cuFile.
 
 Where cuFile (``libcufile.so.0``, opened at run time) or its driver does not answer, GPU tensors bounce through pinned
-memory; ``gds_handle.cufile`` says which. This has never been run on GPUDirect Storage hardware; without it, where cuFile
-is in its compatibility mode, ``aio_handle`` is faster (docs/aio.md). No file is written and no variable set: cuFile's
-own ``CUFILE_ENV_PATH_JSON`` is the user's.
+memory; ``gds_handle.cufile`` says which. This has never been run on GPUDirect Storage hardware; without it, where
+cuFile is in its compatibility mode, ``aio_handle`` is faster (docs/aio.md). No file is written and no variable set:
+cuFile's own ``CUFILE_ENV_PATH_JSON`` is the user's.
 """
 
 from __future__ import annotations
